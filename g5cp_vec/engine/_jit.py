@@ -1,0 +1,59 @@
+"""One compile policy for every kernel, and a cache that notices a change in any engine file.
+
+numba invalidates a cached kernel when its own file changes but not when a callee in another file does, so the
+cache folder carries a hash of all engine sources. No ``fastmath``: event ordering needs exact comparisons and inf.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba import config as _numba_config
+
+
+def _cache_root() -> Path:
+    """Where compiled code lives: ``NUMBA_CACHE_DIR``, else the user's cache folder, else a private temporary one."""
+    if os.environ.get("NUMBA_CACHE_DIR"):
+        return Path(os.environ["NUMBA_CACHE_DIR"])
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "g5cp_vec"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        usable = os.access(root, os.W_OK)
+    except OSError:
+        usable = False
+    return root if usable else Path(tempfile.gettempdir()) / f"g5cp_vec-{os.getuid()}"
+
+
+def _cache_dir() -> Path:
+    digest = hashlib.sha256(numba.__version__.encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return _cache_root() / digest.hexdigest()[:16]
+
+
+CACHE_DIR = _cache_dir()
+
+
+def is_compiled() -> bool:
+    """Return whether compiled kernels of exactly these sources are already on disk."""
+    return any(CACHE_DIR.rglob("*.nbi"))
+
+
+def kernel(function: Callable[..., Any] | None = None, *, parallel: bool = False) -> Any:
+    """Compile ``function`` under the policy of this package (lazy, cached, GIL released, numpy errors)."""
+    if function is None:
+        return lambda f: kernel(f, parallel=parallel)
+    # numba reads its cache folder when a function is decorated; the setting is given back so that other
+    # libraries in the process keep theirs.
+    previous = _numba_config.CACHE_DIR
+    _numba_config.CACHE_DIR = str(CACHE_DIR)
+    try:
+        return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=False, parallel=parallel)(function)
+    finally:
+        _numba_config.CACHE_DIR = previous

@@ -1,0 +1,99 @@
+"""Build the CSR arrays of a graph: adjacency by counting sort, and each chip's order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from g5cp_vec.engine._jit import kernel
+
+
+@kernel
+def group_by(n_rows, rows, columns):
+    """Group ``columns`` by ``rows``, keeping their order within a row.
+
+    Parameters
+    ----------
+    n_rows : int
+    rows, columns : ndarrays of int32, shape (nnz,)
+        Entries (row, column).
+
+    Returns
+    -------
+    indptr : ndarray of int64, shape (n_rows + 1,)
+    indices : ndarray of int32, shape (nnz,)
+    """
+    indptr = np.zeros(n_rows + 1, np.int64)
+    for row in rows:
+        indptr[row + 1] += 1
+    for row in range(n_rows):
+        indptr[row + 1] += indptr[row]
+    fill = indptr[:-1].copy()
+    indices = np.empty(len(columns), np.int32)
+    for i in range(len(columns)):
+        indices[fill[rows[i]]] = columns[i]
+        fill[rows[i]] += 1
+    return indptr, indices
+
+
+@kernel
+def drop_repeated(indptr, indices):
+    """Drop repeated entries within each row (the first stays); return a new pair of arrays."""
+    n_rows = len(indptr) - 1
+    last_row = np.full(n_rows, -1, np.int64)
+    new_indptr = np.zeros(n_rows + 1, np.int64)
+    kept = 0
+    new_indices = np.empty_like(indices)
+    for row in range(n_rows):
+        for p in range(indptr[row], indptr[row + 1]):
+            column = indices[p]
+            if last_row[column] != row:
+                last_row[column] = row
+                new_indices[kept] = column
+                kept += 1
+        new_indptr[row + 1] = kept
+    return new_indptr, new_indices[:kept].copy()
+
+
+@kernel
+def count_predecessors(n_rows, indices):
+    """Return how often each op is named as a successor (int32, shape (n_rows,))."""
+    count = np.zeros(n_rows, np.int32)
+    for column in indices:
+        count[column] += 1
+    return count
+
+
+@kernel
+def order_chips(n_chips, op_chip, op_prio):
+    """Order each chip's compute ops by (priority, op index).
+
+    Parameters
+    ----------
+    n_chips : int
+    op_chip : ndarray of int32, shape (n_ops,)
+        -1 for a flow.
+    op_prio : ndarray of int64, shape (n_ops,)
+
+    Returns
+    -------
+    chip_indptr : ndarray of int64, shape (n_chips + 1,)
+    chip_ops : ndarray of int32, shape (n_compute,)
+    op_rank : ndarray of int32, shape (n_ops,)
+        Place of each compute op on its chip; -1 for a flow.
+    """
+    computes = np.flatnonzero(op_chip >= 0).astype(np.int32)
+    chip_indptr, chip_ops = group_by(n_chips, op_chip[computes], computes)
+    op_rank = np.full(len(op_chip), -1, np.int32)
+    for chip in range(n_chips):
+        begin, end = chip_indptr[chip], chip_indptr[chip + 1]
+        in_order = True
+        for p in range(begin + 1, end):
+            if op_prio[chip_ops[p]] < op_prio[chip_ops[p - 1]]:
+                in_order = False
+                break
+        if not in_order:
+            segment = chip_ops[begin:end].copy()
+            chip_ops[begin:end] = segment[np.argsort(op_prio[segment], kind="mergesort")]
+        for p in range(begin, end):
+            op_rank[chip_ops[p]] = p - begin
+    return chip_indptr, chip_ops, op_rank

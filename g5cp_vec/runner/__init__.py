@@ -1,0 +1,1 @@
+"""From points to results: planning, simulation of batches, storage."""
