@@ -45,15 +45,30 @@ def is_compiled() -> bool:
     return any(CACHE_DIR.rglob("*.nbi"))
 
 
-def kernel(function: Callable[..., Any] | None = None, *, parallel: bool = False) -> Any:
-    """Compile ``function`` under the policy of this package (lazy, cached, GIL released, numpy errors)."""
+def kernel(
+    function: Callable[..., Any] | None = None, *, allocates: bool = False, parallel: bool = False
+) -> Any:
+    """Compile ``function`` under the policy of this package (lazy, cached, GIL released, numpy errors).
+
+    Parameters
+    ----------
+    function : callable
+    allocates : bool
+        Whether the function makes arrays. One that does not is compiled without numba's reference counting: the
+        workspace holds dozens of arrays, and counting them at every inner call costs a hundred times the work.
+    parallel : bool
+        Whether ``prange`` runs in parallel.
+    """
     if function is None:
-        return lambda f: kernel(f, parallel=parallel)
+        return lambda f: kernel(f, allocates=allocates, parallel=parallel)
     # numba reads its cache folder when a function is decorated; the setting is given back so that other
     # libraries in the process keep theirs.
     previous = _numba_config.CACHE_DIR
     _numba_config.CACHE_DIR = str(CACHE_DIR)
+    options = {} if allocates else {"_nrt": False}
     try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=False, parallel=parallel)(function)
+        return numba.njit(
+            cache=True, nogil=True, error_model="numpy", fastmath=False, parallel=parallel, **options
+        )(function)
     finally:
         _numba_config.CACHE_DIR = previous

@@ -7,7 +7,7 @@ import numpy as np
 from g5cp_vec.engine._jit import kernel
 
 
-@kernel
+@kernel(allocates=True)
 def group_by(n_rows, rows, columns):
     """Group ``columns`` by ``rows``, keeping their order within a row.
 
@@ -35,7 +35,7 @@ def group_by(n_rows, rows, columns):
     return indptr, indices
 
 
-@kernel
+@kernel(allocates=True)
 def drop_repeated(indptr, indices):
     """Drop repeated entries within each row (the first stays); return a new pair of arrays."""
     n_rows = len(indptr) - 1
@@ -54,7 +54,7 @@ def drop_repeated(indptr, indices):
     return new_indptr, new_indices[:kept].copy()
 
 
-@kernel
+@kernel(allocates=True)
 def count_predecessors(n_rows, indices):
     """Return how often each op is named as a successor (int32, shape (n_rows,))."""
     count = np.zeros(n_rows, np.int32)
@@ -63,7 +63,7 @@ def count_predecessors(n_rows, indices):
     return count
 
 
-@kernel
+@kernel(allocates=True)
 def order_chips(n_chips, op_chip, op_prio):
     """Order each chip's compute ops by (priority, op index).
 
