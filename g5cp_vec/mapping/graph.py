@@ -1,0 +1,253 @@
+"""Operation graphs as arrays, built from blocks.
+
+A deployment repeats a few distinct layers, so a graph is a chain of *blocks* (embedding, a layer, a transfer
+between stages, the head). A block is built once, for all ranks of its stage at a time, with ops numbered from 0;
+the chain copies it as often as it occurs and joins consecutive blocks chip by chip: every op that a block
+declares as an *entry* of a chip waits for every op that the block before declares as an *exit* of that chip.
+
+Op order, which users of the arrays may rely on: block by block, within a block as created, within one creation
+in the order of the chips given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from g5cp_vec.engine.arrays import COMPUTE, FLOW, NONE, Graph
+from g5cp_vec.engine.csr import count_predecessors, group_by, order_chips
+from g5cp_vec.mapping.network import Network
+
+# Why an op exists. Positions in this table are the codes in ``OpGraph.op_reason``.
+REASONS = (
+    "embed", "qkv", "attention", "merge", "o_proj", "ffn", "moe", "lm_head",
+    "cp_pass_kv", "cp_pass_q", "cp_reduce", "tp", "ep", "pp",
+)  # fmt: skip
+REASON = {name: code for code, name in enumerate(REASONS)}
+
+Ids = NDArray[np.int32]
+
+
+class OpGraph(NamedTuple):
+    """An operation graph with the tags that say what each op is.
+
+    Attributes
+    ----------
+    graph : Graph
+        The engine's arrays.
+    op_src, op_dst : ndarrays of int32, shape (n_ops,)
+        Chips that a flow leaves and enters; both the chip itself for a compute op.
+    op_reason : ndarray of int8, shape (n_ops,)
+        Position in `REASONS`.
+    op_layer : ndarray of int32, shape (n_ops,)
+        Layer of the model, -1 outside layers.
+    op_step : ndarray of int32, shape (n_ops,)
+        Ring step or step of a collective, 0 elsewhere.
+    n_chips : int
+    """
+
+    graph: Graph
+    op_src: NDArray[np.int32]
+    op_dst: NDArray[np.int32]
+    op_reason: NDArray[np.int8]
+    op_layer: NDArray[np.int32]
+    op_step: NDArray[np.int32]
+    n_chips: int
+
+
+class Block(NamedTuple):
+    """A part of a graph with ops numbered from 0; the fields are those of `OpGraph` and `Graph`."""
+
+    kind: NDArray[np.int8]
+    src: Ids
+    dst: Ids
+    cost: Ids
+    latency: Ids
+    prio: Ids
+    reason: NDArray[np.int8]
+    step: Ids
+    route_length: NDArray[np.int64]
+    route_links: Ids
+    pred: Ids
+    succ: Ids
+    entry_chip: Ids
+    entry_op: Ids
+    exit_chip: Ids
+    exit_op: Ids
+    n_prio: int
+
+
+class CostKeys:
+    """Numbers the costs that a structure's ops refer to: what they mean is known, what they amount to is not."""
+
+    def __init__(self) -> None:
+        self.durations: dict[Hashable, int] = {}
+        self.bytes: dict[Hashable, int] = {}
+
+    def duration(self, key: Hashable) -> int:
+        """Return the duration id of ``key``."""
+        return self.durations.setdefault(key, len(self.durations))
+
+    def message(self, key: Hashable) -> int:
+        """Return the bytes id of ``key``."""
+        return self.bytes.setdefault(key, len(self.bytes))
+
+
+def _flat(parts: Sequence[ArrayLike], dtype: type = np.int32) -> NDArray[np.int32]:
+    return np.concatenate([np.ravel(p) for p in parts]).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
+
+
+class BlockBuilder:
+    """Collects the ops of a block; ids are handed out in order of creation, in the shape of the chips given."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.n_ops = 0
+        self.n_prio = 0
+        self._ops: list[tuple[NDArray[np.int32], NDArray[np.int32], int, int, int, int, int]] = []
+        self._routes: list[tuple[NDArray[np.int64], Ids, Ids]] = []
+        self._pred: list[Ids] = []
+        self._succ: list[Ids] = []
+        self._entry: tuple[list[Ids], list[Ids]] = ([], [])
+        self._exit: tuple[list[Ids], list[Ids]] = ([], [])
+
+    def _new_ids(self, shape: tuple[int, ...]) -> Ids:
+        n = int(np.prod(shape))
+        ids = np.arange(self.n_ops, self.n_ops + n, dtype=np.int32).reshape(shape)
+        self.n_ops += n
+        return ids
+
+    def compute(self, chips: Ids, cost: int, reason: str, step: int = 0) -> Ids:
+        """Add one compute op per chip, next in every chip's program order."""
+        flat = np.ravel(chips)
+        self._ops.append((flat, flat, COMPUTE, cost, self.n_prio, REASON[reason], step))
+        none = np.zeros(0, np.int32)
+        self._routes.append((np.zeros(len(flat), np.int64), none, np.full(len(flat), NONE, np.int32)))
+        self.n_prio += 1
+        return self._new_ids(chips.shape)
+
+    def flow(self, src: Ids, dst: Ids, cost: int, reason: str, step: int = 0) -> Ids:
+        """Add one flow per pair of chips, along the network's route."""
+        flat_src, flat_dst = np.ravel(src), np.ravel(dst)
+        routes = self.network.routes(flat_src, flat_dst)
+        self._ops.append((flat_src, flat_dst, FLOW, cost, 0, REASON[reason], step))
+        self._routes.append((np.diff(routes.indptr), routes.links, routes.latency))
+        return self._new_ids(src.shape)
+
+    def edge(self, preds: Ids, succs: Ids) -> None:
+        """Let ``succs[i]`` wait for ``preds[i]`` (shapes are broadcast against each other)."""
+        preds, succs = np.broadcast_arrays(preds, succs)
+        self._pred.append(np.ravel(preds))
+        self._succ.append(np.ravel(succs))
+
+    def entry(self, ops: Ids, chips: Ids) -> None:
+        """Declare ops that wait for what the block before delivers to their chip."""
+        self._entry[0].append(np.ravel(chips))
+        self._entry[1].append(np.ravel(ops))
+
+    def exit(self, ops: Ids, chips: Ids) -> None:
+        """Declare ops whose ends deliver this block's result to a chip."""
+        self._exit[0].append(np.ravel(chips))
+        self._exit[1].append(np.ravel(ops))
+
+    def build(self) -> Block:
+        """Return the block."""
+        n_each = [len(part[0]) for part in self._ops]
+        kind, cost, prio, reason, step = (np.repeat([part[i] for part in self._ops], n_each) for i in range(2, 7))
+        return Block(
+            kind=kind.astype(np.int8),
+            src=_flat([part[0] for part in self._ops]),
+            dst=_flat([part[1] for part in self._ops]),
+            cost=cost.astype(np.int32),
+            latency=_flat([part[2] for part in self._routes]),
+            prio=prio.astype(np.int32),
+            reason=reason.astype(np.int8),
+            step=step.astype(np.int32),
+            route_length=_flat([part[0] for part in self._routes], np.int64),
+            route_links=_flat([part[1] for part in self._routes]),
+            pred=_flat(self._pred),
+            succ=_flat(self._succ),
+            entry_chip=_flat(self._entry[0]),
+            entry_op=_flat(self._entry[1]),
+            exit_chip=_flat(self._exit[0]),
+            exit_op=_flat(self._exit[1]),
+            n_prio=self.n_prio,
+        )
+
+
+def _join(before: Block, after: Block) -> tuple[Ids, Ids]:
+    """Edges from every exit of ``before`` to every entry of ``after`` on the same chip (local op numbers)."""
+    order = np.argsort(before.exit_chip, kind="stable")
+    chips, ops = before.exit_chip[order], before.exit_op[order]
+    begin = np.searchsorted(chips, after.entry_chip, side="left")
+    n_exits = np.searchsorted(chips, after.entry_chip, side="right") - begin
+    succ = np.repeat(after.entry_op, n_exits)
+    within = np.arange(n_exits.sum()) - np.repeat(np.cumsum(n_exits) - n_exits, n_exits)
+    return ops[np.repeat(begin, n_exits) + within], succ
+
+
+def chain_blocks(blocks: Sequence[Block], layers: Sequence[int], network: Network, n_chips: int) -> OpGraph:
+    """Chain blocks into one graph.
+
+    Parameters
+    ----------
+    blocks : sequence of Block
+        In program order; the same object may occur many times.
+    layers : sequence of int
+        Layer of the model that each occurrence is, -1 for none.
+    network : Network
+    n_chips : int
+    """
+    n_ops = np.array([len(b.kind) for b in blocks], np.int64)
+    first_op = np.concatenate([[0], np.cumsum(n_ops)])
+    first_prio = np.concatenate([[0], np.cumsum([b.n_prio for b in blocks])])
+    preds, succs = [], []
+    joins: dict[tuple[int, int], tuple[Ids, Ids]] = {}
+    for i, block in enumerate(blocks):
+        preds.append(block.pred + first_op[i])
+        succs.append(block.succ + first_op[i])
+        if i + 1 < len(blocks):
+            key = (id(block), id(blocks[i + 1]))
+            if key not in joins:
+                joins[key] = _join(block, blocks[i + 1])
+            preds.append(joins[key][0] + first_op[i])
+            succs.append(joins[key][1] + first_op[i + 1])
+    kind = np.concatenate([b.kind for b in blocks])
+    src = np.concatenate([b.src for b in blocks])
+    chip = np.where(kind == COMPUTE, src, np.int32(NONE))
+    prio = np.concatenate([b.prio + first_prio[i] for i, b in enumerate(blocks)])
+    route_indptr = np.zeros(len(kind) + 1, np.int64)
+    np.cumsum(np.concatenate([b.route_length for b in blocks]), out=route_indptr[1:])
+    links = np.concatenate([b.route_links for b in blocks])
+    n_total = len(kind)
+    succ_indptr, succ_indices = group_by(n_total, _flat(preds), _flat(succs))
+    chip_indptr, chip_ops, op_rank = order_chips(n_chips, chip, prio)
+    graph = Graph(
+        op_kind=kind,
+        op_chip=chip,
+        op_cost=np.concatenate([b.cost for b in blocks]),
+        op_latency=np.concatenate([b.latency for b in blocks]),
+        op_rank=op_rank,
+        chip_indptr=chip_indptr,
+        chip_ops=chip_ops,
+        route_indptr=route_indptr,
+        route_indices=links,
+        route_count=np.ones(len(links)),
+        route_op=np.repeat(np.arange(n_total, dtype=np.int32), np.diff(route_indptr)),
+        succ_indptr=succ_indptr,
+        succ_indices=succ_indices,
+        pred_count=count_predecessors(n_total, succ_indices),
+        link_capacity=network.link_capacity,
+    )
+    return OpGraph(
+        graph=graph,
+        op_src=src,
+        op_dst=np.concatenate([b.dst for b in blocks]),
+        op_reason=np.concatenate([b.reason for b in blocks]),
+        op_layer=np.repeat(np.asarray(layers, np.int32), n_ops),
+        op_step=np.concatenate([b.step for b in blocks]),
+        n_chips=n_chips,
+    )

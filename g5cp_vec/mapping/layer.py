@@ -1,0 +1,142 @@
+"""One transformer layer of one pipeline stage, for all its ranks at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from g5cp_vec.mapping.collectives import all_gather, all_reduce, direct_exchange, reduce_scatter
+from g5cp_vec.mapping.forms import DECODE_FORMS, PREFILL_FORMS
+from g5cp_vec.mapping.graph import BlockBuilder, CostKeys, Ids
+from g5cp_vec.mapping.ranks import expert_groups, from_groups, groups_along
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """What decides the structure of a layer beside its ranks.
+
+    ``form`` names how attention is distributed when cp > 1; ``ep`` is None for models without experts, and
+    ``has_shared`` says whether some experts see every token.
+    """
+
+    phase: str
+    form: str
+    collective: str
+    ep: int | None
+    has_shared: bool
+
+
+def add_layer(b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind: int, ffn: str) -> None:
+    """Add one layer.
+
+    Parameters
+    ----------
+    b : BlockBuilder
+    ranks : ndarray of int32, shape (dp, cp, tp)
+        Chips of the stage.
+    plan : LayerPlan
+    keys : CostKeys
+    kind : int
+        Index of the layer kind, part of every cost key.
+    ffn : {"dense", "moe"}
+    """
+    # In decode the cp coordinate 0 owns the tokens and does everything but attend.
+    owners = ranks[:, :1] if plan.phase == "decode" else ranks
+    qkv = b.compute(owners, keys.duration(("qkv", kind)), "qkv")
+    b.entry(qkv, owners)
+    attended = _add_attention(b, ranks, plan, keys, kind, qkv)
+    o_proj = b.compute(owners, keys.duration(("o_proj", kind)), "o_proj")
+    b.edge(attended, o_proj)
+    after = _add_tp_all_reduce(b, owners, [o_proj], plan, keys)
+    if ffn == "dense":
+        after = [_add_compute(b, owners, after, keys.duration(("ffn", kind)), "ffn")]
+    else:
+        after = _add_moe(b, owners, after, plan, keys, kind)
+    for done in _add_tp_all_reduce(b, owners, after, plan, keys):
+        b.exit(done, owners)
+
+
+def _add_compute(b: BlockBuilder, ranks: Ids, after: list[Ids], duration: int, reason: str) -> Ids:
+    op = b.compute(ranks, duration, reason)
+    for pred in after:
+        b.edge(pred, op)
+    return op
+
+
+def _add_attention(b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind: int, qkv: Ids) -> Ids:
+    if ranks.shape[1] == 1:
+        return _add_compute(b, ranks, [qkv], keys.duration(("attention", kind)), "attention")
+    forms = PREFILL_FORMS if plan.phase == "prefill" else DECODE_FORMS
+    return forms[plan.form](b, ranks, qkv, keys, kind)
+
+
+def _add_tp_all_reduce(b: BlockBuilder, ranks: Ids, after: list[Ids], plan: LayerPlan, keys: CostKeys) -> list[Ids]:
+    if ranks.shape[2] == 1:
+        return after
+    groups = [groups_along(ids, 2) for ids in after]
+    done = all_reduce(b, groups_along(ranks, 2), groups, keys.message("tp_chunk"), "tp", plan.collective)
+    return [from_groups(ids, ranks.shape, 2) for ids in done]
+
+
+def _add_moe(
+    b: BlockBuilder, ranks: Ids, after: list[Ids], plan: LayerPlan, keys: CostKeys, kind: int
+) -> list[Ids]:
+    """Router, dispatch, shared and routed experts, combine.
+
+    Where the ranks that split an expert (moe_tp) span replicas, the replicas' tokens are all-gathered over them
+    before the dispatch and the results reduce-scattered after the combine. The shared experts need no dispatched
+    token, so their op runs while the dispatch is under way.
+    """
+    assert plan.ep is not None
+    dp, cp, tp = ranks.shape
+    ep = plan.ep
+    spans_replicas = dp * tp // ep > tp
+    ep_chips, moe_tp_chips = expert_groups(ranks, ep)
+
+    def ep_form(ids: Ids) -> Ids:
+        return expert_groups(ids, ep)[0]
+
+    def moe_tp_form(ids: Ids) -> Ids:
+        return expert_groups(ids, ep)[1]
+
+    router = _add_compute(b, ranks, after, keys.duration(("router", kind)), "moe")
+    tokens = [router]
+    if spans_replicas:
+        gathered = all_gather(
+            b, moe_tp_chips, [moe_tp_form(router)], keys.message("ep_gather"), "ep", plan.collective
+        )
+        tokens += [_from_expert_groups(ids, ranks.shape, ep, striding=False) for ids in gathered]
+    received = tokens
+    if ep > 1:
+        arrived = direct_exchange(b, ep_chips, [ep_form(ids) for ids in tokens], keys.message("ep_dispatch"), "ep")
+        received = tokens + [_from_expert_groups(ids, ranks.shape, ep, striding=True) for ids in arrived]
+    if plan.has_shared:
+        received = [*received, _add_compute(b, ranks, [router], keys.duration(("shared", kind)), "moe")]
+    experts = _add_compute(b, ranks, _distinct(received), keys.duration(("experts", kind)), "moe")
+    done = [experts]
+    if ep > 1:
+        returned = direct_exchange(b, ep_chips, [ep_form(experts)], keys.message("ep_combine"), "ep", 1)
+        done += [_from_expert_groups(ids, ranks.shape, ep, striding=True) for ids in returned]
+    if spans_replicas:
+        scattered = reduce_scatter(
+            b, moe_tp_chips, [moe_tp_form(ids) for ids in done], keys.message("ep_gather"), "ep", plan.collective, 1
+        )
+        done += [_from_expert_groups(ids, ranks.shape, ep, striding=False) for ids in scattered]
+    return done
+
+
+def _distinct(ids: list[Ids]) -> list[Ids]:
+    """Drop arrays named twice, so that no edge is repeated."""
+    seen: dict[int, Ids] = {}
+    for array in ids:
+        seen.setdefault(int(array.flat[0]), array)
+    return list(seen.values())
+
+
+def _from_expert_groups(groups: Ids, shape: tuple[int, ...], ep: int, *, striding: bool) -> Ids:
+    """Undo `expert_groups`: ids per rank, shape (dp, cp, tp), from ids per EP group or per moe_tp group."""
+    dp, cp, tp = shape
+    moe_tp = dp * tp // ep
+    by_cp = groups.reshape(cp, moe_tp, ep).transpose(0, 2, 1) if striding else groups
+    return np.ascontiguousarray(by_cp.reshape(cp, dp, tp).transpose(1, 0, 2))
