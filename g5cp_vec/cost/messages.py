@@ -1,0 +1,53 @@
+"""Exact bytes of every message, by the key that flows carry.
+
+Sources: pass-KV and pass-Q messages from the equations of the G5 CP specification (ring step: S / cp tokens of
+c_kv bytes; query b * d * s, reduction b * (d + 2 n_h) * s); collectives move 1 / size of the buffer per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from g5cp_vec.config.deployment import Deployment
+from g5cp_vec.config.dtypes import n_bytes
+from g5cp_vec.config.model import LayerKind
+from g5cp_vec.cost.flops import absorbed_dims
+from g5cp_vec.mapping.load import Count, Load, ceil_div, expert_rows
+
+
+def message_bytes(dep: Deployment, load: Load, kinds: list[LayerKind], key: Hashable) -> Count:
+    """Return the bytes of one message.
+
+    Parameters
+    ----------
+    dep : Deployment
+    load : Load
+    kinds : list of LayerKind
+        Layer kinds by index.
+    key : str or (str, int)
+        Key of a flow, with the index of the layer kind where the message depends on it.
+    """
+    hidden, dtype = dep.model.hidden, dep.activation_dtype
+    if key == "tp_chunk":
+        return ceil_div(n_bytes(load.rank_tokens * hidden, dtype), dep.tp)
+    if key == "pp":
+        return n_bytes(load.rank_tokens * hidden, dtype)
+    if key in ("ep_dispatch", "ep_combine"):
+        return n_bytes(expert_rows(dep, load)[0] * hidden, dtype)
+    if key == "ep_gather":
+        return n_bytes(expert_rows(dep, load)[1] * hidden, dtype)
+    assert isinstance(key, tuple)
+    name, index = key
+    return _attention_message(dep, load, kinds[index], name)
+
+
+def _attention_message(dep: Deployment, load: Load, kind: LayerKind, name: str) -> Count:
+    heads = kind.attention.n_heads // dep.tp
+    d_q, d_out = absorbed_dims(kind)
+    if name == "cp_pass_kv":
+        block = load.batch * (load.context // dep.cp)
+        return n_bytes(block * kind.attention.kv_elements(dep.tp), dep.kv_dtype)
+    if name == "cp_pass_q":
+        return n_bytes(load.batch * heads * d_q, dep.activation_dtype)
+    assert name == "cp_reduce"
+    return n_bytes(load.batch * heads * (d_out + 2), dep.activation_dtype)

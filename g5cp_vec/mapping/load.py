@@ -1,0 +1,84 @@
+"""The load of a deployment in tokens: what is new, what is cached, what a rank holds.
+
+Every field is an integer or an int64 array (one entry per point); the formulas that use it accept both, so the
+same line prices a thousand points or counts one exactly in unbounded integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from g5cp_vec.config.deployment import Deployment
+
+# An int, or an int64 array of shape (n_points,).
+Count = Any
+
+
+def ceil_div(a: Count, b: Count) -> Count:
+    """Return a / b rounded up, for integers and integer arrays."""
+    return -(-a // b)
+
+
+def wide(count: Count) -> Count:
+    """Return a count that products may not overflow: float64 for arrays, the unbounded integer itself otherwise."""
+    return count.astype(np.float64) if isinstance(count, np.ndarray) else count
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Tokens of one forward pass.
+
+    Attributes
+    ----------
+    batch : int or ndarray
+        Sequences per replica.
+    new, cached : int or ndarray
+        Tokens per sequence that are computed, and that are in the KV cache before; padded when cp > 1: ``new`` to a
+        multiple of 2 * cp (head-tail split), ``cached`` to a multiple of cp. In decode ``new`` is 1 and ``cached``
+        is the context that the step attends.
+    new_unpadded, cached_unpadded : int or ndarray
+    rank_tokens : int or ndarray
+        Tokens that projections and FFN of one rank see: batch * new / cp in prefill, batch in decode.
+    """
+
+    batch: Count
+    new: Count
+    cached: Count
+    new_unpadded: Count
+    cached_unpadded: Count
+    rank_tokens: Count
+
+    @property
+    def context(self) -> Count:
+        """Tokens per sequence that are attended at the end of the pass (padded)."""
+        return self.new + self.cached
+
+
+def build_load(dep: Deployment, seq_len: Count, batch: Count, cached_tokens: Count) -> Load:
+    """Return the load of a deployment for a context of ``seq_len`` tokens, ``cached_tokens`` of them cached."""
+    cp = dep.cp
+    if dep.phase == "decode":
+        shard = ceil_div(seq_len, cp)
+        return Load(batch, 1, shard * cp, 1, seq_len, batch)
+    new = seq_len - cached_tokens
+    if cp == 1:
+        return Load(batch, new, cached_tokens, new, cached_tokens, batch * new)
+    padded_new = ceil_div(new, 2 * cp) * (2 * cp)
+    padded_cached = ceil_div(cached_tokens, cp) * cp
+    return Load(batch, padded_new, padded_cached, new, cached_tokens, batch * (padded_new // cp))
+
+
+def expert_rows(dep: Deployment, load: Load) -> tuple[Count, Count]:
+    """Return what expert parallelism moves: rows per message between two EP ranks, and tokens a rank gathers in.
+
+    The dp * rank_tokens tokens at one (pp, cp) coordinate are shared by ep ranks; each sends its share, top_k times,
+    evenly to all of them: rows = ceil(dp * tokens * top_k / ep^2). Where the ranks that split an expert span
+    replicas, each contributes its tp-th of the replica's tokens to the gathering.
+    """
+    assert dep.model.moe is not None
+    assert dep.ep is not None
+    rows = ceil_div(dep.dp * load.rank_tokens * dep.model.moe.top_k, dep.ep * dep.ep)
+    return rows, ceil_div(load.rank_tokens, dep.tp)
