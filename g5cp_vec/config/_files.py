@@ -1,0 +1,196 @@
+"""From a name or a path to a checked object, or to one line for each thing that is wrong.
+
+A name is looked up among the presets first; anything else is a path, relative to the folder of the file that names it,
+then to the working directory. A complaint reads ``FILE: key.path: expected …, got …``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from g5cp_vec.config._record import Record
+from g5cp_vec.config._units import to_si, written_key
+from g5cp_vec.errors import ConfigError
+
+Kind = Literal["models", "chips", "topologies", "runtimes"]
+RecordT = TypeVar("RecordT", bound=Record)
+
+_PRESETS = Path(__file__).parent / "presets"
+_SINGULAR = {"models": "model", "chips": "chip", "topologies": "topology", "runtimes": "runtime"}
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_SHOWN_CHARACTERS = 60
+
+
+def preset_names(kind: Kind) -> list[str]:
+    """Return the names of the presets of one kind, sorted."""
+    return sorted(path.stem for path in (_PRESETS / kind).glob("*.toml"))
+
+
+def describe(value: object) -> str:
+    """Return `value` as a user would write it, on one line and not too long."""
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the nearest known word, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """Return the complaint about a key that nobody reads."""
+    names = list(known)
+    hint = did_you_mean(key, names) or f"; known: {', '.join(names)}"
+    return f"unknown key {describe(key)}{hint}"
+
+
+def locate(kind: Kind, text: str, base: Path | None = None) -> Path:
+    """Return the file behind a preset name or a path.
+
+    Parameters
+    ----------
+    kind : str
+        Which presets to look among.
+    text : str
+        What the user wrote.
+    base : Path, optional
+        Folder of the file that says `text`; tried before the working directory.
+
+    Raises
+    ------
+    ConfigError
+        Neither a preset nor a file.
+    """
+    names = preset_names(kind)
+    if text in names:
+        return _PRESETS / kind / f"{text}.toml"
+    for folder in (base, Path()):
+        try:
+            if folder is not None and text and (folder / text).exists():
+                return folder / text
+        except (OSError, ValueError):  # a name no file can have: too long, or with a NUL in it
+            continue
+    what = _SINGULAR[kind]
+    if text.endswith((".toml", ".json")) or "/" in text:
+        raise ConfigError(f"{describe(text)}: no such {what} file")
+    hint = did_you_mean(text, names)
+    raise ConfigError(f"unknown {what} {describe(text)}{hint or ';'} presets: {', '.join(names)}; or give a path")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file, or say in one line why that is impossible."""
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        problem = "no such file"
+    except IsADirectoryError:
+        problem = "is a directory, expected a TOML file"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError as error:
+        problem = f"is not UTF-8 text (byte {error.start}), expected a TOML file"
+    except RecursionError:
+        problem = "is nested too deeply"
+    except ValueError as error:  # TOMLDecodeError, a NUL in the path, an integer of thousands of digits
+        problem = f"is not valid TOML: {' '.join(str(error).split())}"
+    raise ConfigError(f"{path}: {problem}")
+
+
+def read_record(cls: type[RecordT], path: Path, table: Mapping[str, Any] | None = None) -> RecordT:
+    """Read one file into one record.
+
+    Parameters
+    ----------
+    cls : type of Record
+        The schema, in SI units.
+    path : Path
+        The file; its stem is the default ``name``.
+    table : mapping, optional
+        The file's contents where the caller has read them already, in the file's units.
+
+    Raises
+    ------
+    ConfigError
+        With one line for every complaint.
+    """
+    contents = {"name": path.stem, **(read_toml(path) if table is None else table)}
+    # A key in SI units is not part of the format; accepting it as well would give one quantity two names.
+    foreign = [key for key in contents if written_key(key) != key]
+    lines = [f"{path}: {_dotted([key])}: {unknown_key(key, _written_fields(cls))}" for key in foreign]
+    try:
+        record = cls.model_validate(to_si({key: contents[key] for key in contents if key not in foreign}))
+    except ValidationError as error:
+        lines += [f"{path}: {line}" for line in _complaints(cls, contents, error)]
+    if lines:
+        raise ConfigError(lines)
+    return record
+
+
+def anchored_runtime(text: str | None, path: Path) -> str | None:
+    """Return a file's ``runtime`` entry such that it can be looked up from any folder."""
+    if text is None or text in preset_names("runtimes"):
+        return text
+    beside = path.parent / text
+    return str(beside.resolve()) if beside.is_file() else text
+
+
+def _written_fields(cls: type[BaseModel]) -> list[str]:
+    return [written_key(name) for name in cls.model_fields]
+
+
+def _dotted(parts: Iterable[str | int]) -> str:
+    path = ""
+    for part in parts:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += ("." if path else "") + (part if _BARE_KEY.fullmatch(part) else repr(part))
+    return path
+
+
+def _schema_at(cls: type[BaseModel], location: Iterable[str | int]) -> type[BaseModel] | None:
+    """Follow a complaint's location into the nested schema it stands in."""
+    current: type[BaseModel] | None = cls
+    for part in location:
+        field = current.model_fields.get(str(part)) if current else None
+        choices = () if field is None else (field.annotation, *typing.get_args(field.annotation))
+        current = next((c for c in choices if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    return current
+
+
+def _complaints(cls: type[BaseModel], contents: Mapping[str, Any], error: ValidationError) -> list[str]:
+    """Turn a schema's errors into lines that speak of the keys and values as they were written."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        location = problem["loc"]
+        keys = [written_key(part) if isinstance(part, str) else part for part in location if part != "[key]"]
+        got: Any = contents
+        for key in keys:
+            got = got.get(key) if isinstance(got, Mapping) else None
+        if problem["type"] == "missing":
+            message = "missing"
+        elif problem["type"] == "extra_forbidden":
+            schema = _schema_at(cls, location[:-1]) or cls
+            message = unknown_key(str(keys[-1]), _written_fields(schema))
+        elif problem["type"] == "value_error":  # raised by our own checks, which say what they mean
+            message = str(problem["ctx"]["error"])
+        elif problem["type"] == "model_type":
+            message = f"expected a table, got {describe(got)}"
+        else:
+            # Whole bytes come from any number of gigabytes.
+            integer = "an integer" if keys == list(location) else "a number"
+            expectation = problem["msg"].removeprefix("Input should be ").replace("a valid integer", integer)
+            message = f"expected {expectation.replace('valid ', '')}"
+            message += f", got {describe(location[-2] if '[key]' in location else got)}"
+        place = _dotted(keys)
+        lines.append(f"{place}: {message}" if place else message)
+    return lines

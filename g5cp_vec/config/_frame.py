@@ -1,0 +1,94 @@
+"""Keys as columns: a grid's values gathered by axis coordinates, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from g5cp_vec.config._keys import KEYS
+
+if TYPE_CHECKING:
+    from g5cp_vec.config.grid import Grid
+
+# What the values of these follow from, so that a frame of some keys has the columns it needs.
+_SOURCES = {
+    "dp": ("n_chips", "tp", "pp", "cp"),
+    "runtime": ("topology", "chip"),
+    "dtype": ("model",),
+    "ffn_dtype": ("dtype", "model"),
+}
+
+
+def _column(key: str, values: Sequence[Any]) -> pl.Series:
+    if KEYS[key].least is not None:  # a dp of "auto" is unknown for now
+        return pl.Series(key, [None if value == "auto" else value for value in values], dtype=pl.Int64)
+    if key == "tp_sp":
+        return pl.Series(key, values, dtype=pl.Boolean)
+    texts = [",".join(value) if isinstance(value, tuple) else value for value in values]
+    return pl.Series(key, texts, dtype=pl.String)
+
+
+def written_frame(
+    grid: Grid, keys: Sequence[str], n_rows: int, coordinates: Mapping[str, npt.NDArray[np.int64]]
+) -> pl.DataFrame:
+    """Return the values of `keys`, defaults and derived values filled in, one row per point.
+
+    Parameters
+    ----------
+    grid : Grid
+    keys : sequence of str
+    n_rows : int
+    coordinates : mapping of str to ndarray of int64, shape (n_rows,)
+        Position of each row on each axis; an axis that no key needs may be left out.
+
+    Returns
+    -------
+    polars.DataFrame
+        Columns as in `keys`; ``dp`` is null where ``"auto"`` has no whole value.
+    """
+    needed = dict.fromkeys(source for key in keys for source in (*_SOURCES.get(key, ()), key))
+    frame = pl.DataFrame(
+        [
+            _column(key, grid.axes[key]).gather(coordinates[key])
+            if key in grid.axes
+            else _column(key, [grid.fixed[key]]).new_from_index(0, n_rows)
+            for key in needed
+        ]
+    )
+    if "dp" in needed:
+        replica = pl.col("tp") * pl.col("pp") * pl.col("cp")
+        whole = pl.when(pl.col("n_chips") % replica == 0).then(pl.col("n_chips") // replica)
+        frame = frame.with_columns(dp=pl.coalesce("dp", whole))
+    if "runtime" in needed:
+        frame = frame.with_columns(runtime=pl.coalesce("runtime", _default_runtimes(grid)))
+    if "dtype" in needed:
+        published = {text: grid.objects["model", text].dtype for text in grid.values("model")}
+        frame = frame.with_columns(dtype=pl.coalesce("dtype", pl.col("model").replace_strict(published)))
+    if "ffn_dtype" in needed:
+        frame = frame.with_columns(ffn_dtype=pl.coalesce("ffn_dtype", "dtype"))
+    return frame.select(keys)
+
+
+def _default_runtimes(grid: Grid) -> pl.Expr:
+    """Return the expression for the name of the runtime of a row that names none."""
+    named: pl.Expr = pl.lit(None, dtype=pl.String)
+    for topology in grid.values("topology"):
+        for chip in grid.values("chip"):
+            runtime = grid.objects["runtime", grid.runtime_name(topology, chip)].name
+            here = (pl.col("topology") == topology) & (pl.col("chip") == chip)
+            named = pl.when(here).then(pl.lit(runtime)).otherwise(named)
+    return named
+
+
+def without_ignored(grid: Grid, frame: pl.DataFrame) -> pl.DataFrame:
+    """Blank what a point ignores: ``ep`` of a dense model, the form of the other phase."""
+    experts = [text for text in grid.values("model") if grid.objects["model", text].moe is not None]
+    return frame.with_columns(
+        pl.when(pl.col("model").is_in(experts)).then("ep").alias("ep"),
+        pl.when(pl.col("phase") == "prefill").then("prefill_form").alias("prefill_form"),
+        pl.when(pl.col("phase") == "decode").then("decode_form").alias("decode_form"),
+    )

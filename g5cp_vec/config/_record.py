@@ -1,0 +1,56 @@
+"""The base of everything read from a file: frozen, hashable, strict about types, deaf to unknown keys."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+def sha256_of_json(contents: Mapping[str, object]) -> str:
+    """Return the hex SHA-256 of the canonical JSON text (sorted keys, no spaces) of `contents`."""
+    text = json.dumps(contents, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Frozen(BaseModel):
+    """A value object: immutable, hashable, no silent conversion (``true`` is no integer, ``"8"`` is no number)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a checked copy with some fields replaced.
+
+        The inherited method checks nothing and carries cached properties over, which then describe the original.
+        """
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self).model_validate({**fields, **(update or {})})
+
+
+class Record(Frozen):
+    """A named file of the user's, or a preset.
+
+    Attributes
+    ----------
+    name : str
+        As written in the file; the file's stem where it is not.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex SHA-256 of the contents that matter to a simulation.
+
+        Where a number came from does not; a runtime named by a chip or topology is counted where it is used.
+        """
+        return sha256_of_json(self.model_dump(mode="json", exclude={"source", "runtime"}))

@@ -1,0 +1,50 @@
+"""The filter of a grid: an SQL expression over the keys, evaluated by polars."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from g5cp_vec.config._files import describe, unknown_key
+from g5cp_vec.config._frame import written_frame
+from g5cp_vec.config._keys import KEYS
+
+if TYPE_CHECKING:
+    from g5cp_vec.config.grid import Grid
+
+
+def check_where(grid: Grid) -> list[str]:
+    """Return what is wrong with a grid's filter, tried on its first point."""
+    where = grid.where
+    if not isinstance(where, str) or not where.strip():
+        return [f"expected an SQL expression over the keys, got {describe(where)}"]
+    try:
+        names = where_keys(where)
+        lines = [unknown_key(name, KEYS) for name in names if name not in KEYS]
+        if not lines:
+            keep_mask(where, written_frame(grid, list(KEYS), 1, {key: np.zeros(1, np.int64) for key in grid.axes}))
+    except (pl.exceptions.PolarsError, ValueError) as error:
+        lines = [f"{describe(where)}: {' '.join(str(error).split())}"]
+    return lines
+
+
+def where_keys(where: str) -> list[str]:
+    """Return the keys that a filter looks at; one at least, for a frame without columns has no rows to keep."""
+    return list(dict.fromkeys(pl.sql_expr(where).meta.root_names())) or ["phase"]
+
+
+def keep_mask(where: str, frame: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Return which rows of a frame of keys the filter keeps; an undefined answer (null) keeps none.
+
+    Raises
+    ------
+    ValueError
+        The expression's value is not a truth value for each row.
+    """
+    answer = frame.with_columns(pl.sql_expr(where).alias("keep"))["keep"]
+    if answer.dtype != pl.Boolean:
+        raise ValueError(f"expected a comparison, got a value of type {answer.dtype}")
+    return answer.fill_null(False).to_numpy()

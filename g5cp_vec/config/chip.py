@@ -1,0 +1,98 @@
+"""One accelerator: memory, bandwidth, peak rates, and how much of them real kernels reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ConfigDict, TypeAdapter, field_validator, model_validator
+
+from g5cp_vec.config._files import anchored_runtime, describe, locate, read_record
+from g5cp_vec.config._record import Count, Fraction, Frozen, Positive, Record
+from g5cp_vec.config.dtypes import Dtype
+
+_PEAKS = TypeAdapter(dict[Dtype, Positive], config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+class Efficiency(Frozen):
+    """Fraction of a peak that an operation reaches.
+
+    The defaults are assumptions of this package, round numbers in the range that large kernels reach on current
+    accelerators. They are calibrated against nothing, and a result that rests on them says ``calibrated = false``.
+
+    Attributes
+    ----------
+    gemm, attention : float
+        Of the peak rate of the element type (0-1].
+    memory : float
+        Of the memory bandwidth (0-1].
+    """
+
+    gemm: Fraction = 0.70
+    attention: Fraction = 0.60
+    memory: Fraction = 0.80
+
+
+class Chip(Record):
+    """One accelerator.
+
+    Attributes
+    ----------
+    hbm_bytes : int
+        Memory (bytes).
+    hbm_bandwidth_bytes_per_s : float
+        Memory bandwidth (bytes/s).
+    usable_memory_fraction : float
+        Share of the memory that weights, cache and activations may fill; the rest is the runtime's.
+    peak_flops : tuple of (str, float)
+        Dense peak rate (flop/s) by element type, sorted by type; a mapping is accepted and frozen.
+    efficiency : Efficiency
+    calibrated : bool
+        Whether `efficiency` was fitted to measurements.
+    runtime : str or None
+        Runtime to assume where neither the grid nor the topology names one.
+    """
+
+    hbm_bytes: Count
+    hbm_bandwidth_bytes_per_s: Positive
+    usable_memory_fraction: Fraction = 0.9
+    peak_flops: tuple[tuple[Dtype, Positive], ...]
+    efficiency: Efficiency = Efficiency()
+    runtime: str | None = None
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the efficiencies were fitted to measurements: never yet, no calibration is read."""
+        return False
+
+    @field_validator("peak_flops", mode="before")
+    @classmethod
+    def _freeze_peaks(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return tuple(sorted(_PEAKS.validate_python(dict(value)).items()))
+        if isinstance(value, tuple):
+            return value
+        raise ValueError(f"expected a table of rates by element type, got {describe(value)}")
+
+    @model_validator(mode="after")
+    def _bf16_is_known(self) -> Self:
+        if "bf16" not in self._peaks:
+            raise ValueError("peak_tflops.bf16: missing, every other type without a rate of its own falls back to it")
+        return self
+
+    @cached_property
+    def _peaks(self) -> dict[str, float]:
+        return dict(self.peak_flops)
+
+    def peak(self, dtype: str) -> float:
+        """Return the dense peak rate (flop/s) for `dtype`; a type the chip has no unit for runs at the bf16 rate."""
+        return self._peaks.get(dtype, self._peaks["bf16"])
+
+
+def load_chip(name_or_path: str, base: Path | None = None) -> Chip:
+    """Return a chip by preset name or TOML path; see :func:`g5cp_vec.config.model.load_model`."""
+    path = locate("chips", name_or_path, base)
+    chip = read_record(Chip, path)
+    return chip.model_copy(update={"runtime": anchored_runtime(chip.runtime, path)})

@@ -1,0 +1,177 @@
+"""One way to split a model over a system: the parallel degrees, the choices of software, and what cannot be.
+
+``dp * tp * pp * cp = n_chips``. Experts do not add a factor: they are laid over the dp * tp ranks of one (pp, cp)
+coordinate, ``dp * tp = moe_tp * ep``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from g5cp_vec.config._keys import DECODE_FORM, DEPLOYMENT_KEYS, KEYS, LOAD_KEYS, PREFILL_FORM
+from g5cp_vec.config._record import Record, sha256_of_json
+from g5cp_vec.config.chip import Chip
+from g5cp_vec.config.dtypes import DTYPE_BITS, Dtype, n_bytes
+from g5cp_vec.config.model import Model
+from g5cp_vec.config.runtime import IDEAL, Runtime, load_runtime
+from g5cp_vec.config.topology import Topology
+from g5cp_vec.errors import InfeasibleError
+
+__all__ = ["DTYPE_BITS", "Deployment", "Dtype", "build_deployment", "n_bytes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """A feasible deployment; make one with :func:`build_deployment`, which checks.
+
+    Attributes
+    ----------
+    phase : {"prefill", "decode"}
+    path : {"g5", "math"}
+        Event simulation, or the closed form without context parallelism.
+    model, chip, topology, runtime
+        The objects, resolved.
+    n_chips, dp, tp, pp, cp : int
+        Ranks, and their degrees of data, tensor, pipeline and context parallelism.
+    ep, moe_tp : int or None
+        Expert parallelism, and the ranks that split one expert; None without experts.
+    prefill_form, decode_form : str or None
+        How attention is distributed over a cp group; None in the other phase.
+    collective : {"ring", "direct"}
+    tp_sp : bool
+        Whether tensor-parallel groups reduce-scatter and all-gather in place of all-reduce.
+    rank_order : tuple of str
+        Dimensions from the fastest varying to the slowest, as ranks are laid on chips.
+    dtype, ffn_dtype, kv_dtype, activation_dtype : str
+        Element types of weights, of feed-forward weights, of the cache and of activations.
+    """
+
+    phase: str
+    path: str
+    model: Model
+    chip: Chip
+    topology: Topology
+    runtime: Runtime
+    n_chips: int
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int | None
+    moe_tp: int | None
+    prefill_form: str | None
+    decode_form: str | None
+    collective: str
+    tp_sp: bool
+    rank_order: tuple[str, str, str, str]
+    dtype: str
+    ffn_dtype: str
+    kv_dtype: str
+    activation_dtype: str
+
+    @cached_property
+    def digest(self) -> int:
+        """Stable unsigned 64-bit hash of everything above, files by their contents and not by their paths."""
+        contents = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        plain = {name: value.fingerprint if isinstance(value, Record) else value for name, value in contents.items()}
+        return int(sha256_of_json(plain)[:16], 16)
+
+
+def build_deployment(values: Mapping[str, Any]) -> Deployment:
+    """Return the deployment that checked values describe.
+
+    Parameters
+    ----------
+    values : mapping
+        The keys of a point (``KEYS``) with values of the right type; ``model``, ``chip``, ``topology`` and, where
+        given, ``runtime`` are objects. Absent keys take their defaults; load keys (``seq_len`` …) are ignored.
+
+    Raises
+    ------
+    InfeasibleError
+        The combination cannot be; the message names the numbers.
+    TypeError
+        A required key is absent or a key is not known (a caller's mistake, not a user's).
+    """
+    known = {key: KEYS[key].default for key in DEPLOYMENT_KEYS}
+    if unknown := values.keys() - known.keys() - set(LOAD_KEYS):
+        raise TypeError(f"unknown keys: {', '.join(sorted(unknown))}")
+    if absent := [key for key in DEPLOYMENT_KEYS if KEYS[key].required and key not in values]:
+        raise TypeError(f"absent keys: {', '.join(absent)}")
+    chosen = {key: values.get(key, default) for key, default in known.items()}
+
+    model: Model = chosen["model"]
+    chosen["dp"] = _data_parallel(chosen)
+    chosen["moe_tp"] = None
+    if model.moe is None:
+        chosen["ep"] = None
+    chosen["prefill_form"] = PREFILL_FORM if chosen["phase"] == "prefill" else None
+    chosen["decode_form"] = DECODE_FORM if chosen["phase"] == "decode" else None
+    chosen["dtype"] = chosen["dtype"] or model.dtype
+    chosen["ffn_dtype"] = chosen["ffn_dtype"] or chosen["dtype"]
+    chosen["runtime"] = chosen["runtime"] or load_runtime(chosen["topology"].runtime or chosen["chip"].runtime or IDEAL)
+    for obstacle in _obstacles(chosen):
+        raise InfeasibleError(obstacle)
+    if model.moe is not None:
+        chosen["moe_tp"] = chosen["dp"] * chosen["tp"] // chosen["ep"]
+    return Deployment(**chosen)
+
+
+def _data_parallel(chosen: Mapping[str, Any]) -> int:
+    """Return dp, derived where it is ``"auto"``; refuse a product that is not the number of chips."""
+    n_chips, dp, tp, pp, cp = (chosen[key] for key in ("n_chips", "dp", "tp", "pp", "cp"))
+    replica = tp * pp * cp
+    if dp == "auto":
+        if n_chips % replica:
+            raise InfeasibleError(
+                f'dp = "auto" is not whole: n_chips = {n_chips} over tp*pp*cp = {tp}*{pp}*{cp} = {replica}'
+            )
+        return int(n_chips // replica)
+    if dp * replica != n_chips:
+        raise InfeasibleError(f"dp*tp*pp*cp = {dp}*{tp}*{pp}*{cp} = {dp * replica}, but n_chips = {n_chips}")
+    return int(dp)
+
+
+def _obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what forbids a combination, the most telling first."""
+    model, topology = chosen["model"], chosen["topology"]
+    n_chips, tp, pp, cp = (chosen[key] for key in ("n_chips", "tp", "pp", "cp"))
+    if cp > 1 and chosen["path"] == "math":
+        yield 'the analytic path has no context parallelism: use path = "g5" or cp = 1'
+    if cp > 1 and chosen["tp_sp"]:
+        yield f"tp_sp = true and cp = {cp} both split the sequence: use tp_sp = false or cp = 1"
+    limit = topology.max_chips()
+    if limit is not None and n_chips > limit:
+        yield f"n_chips = {n_chips}, but topology {topology.name} has {limit} chips"
+    if pp > model.n_layers:
+        yield f"pp = {pp} stages for {model.n_layers} layers"
+    heads, kv_heads = model.attention.n_heads, model.attention.n_kv_heads
+    if heads % tp:
+        yield f"tp = {tp} does not divide {heads} attention heads"
+    if model.attention.kind == "gqa" and kv_heads % tp and tp % kv_heads:
+        yield f"tp = {tp} neither divides nor is a multiple of {kv_heads} key/value heads"
+    if model.has_dense_layers and model.d_ff % tp:
+        yield f"tp = {tp} does not divide d_ff = {model.d_ff}"
+    if model.moe is not None:
+        yield from _expert_obstacles(chosen)
+
+
+def _expert_obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what forbids laying the experts over the dp * tp ranks."""
+    moe, dp, tp, ep = chosen["model"].moe, chosen["dp"], chosen["tp"], chosen["ep"]
+    if dp * tp % ep:
+        yield f"ep = {ep} does not divide dp*tp = {dp}*{tp} = {dp * tp}"
+        return  # without a whole moe_tp there is nothing more to say
+    moe_tp = dp * tp // ep
+    if moe.n_experts % ep:
+        yield f"ep = {ep} does not divide {moe.n_experts} experts"
+    if moe.d_expert % moe_tp:
+        yield f"moe_tp = dp*tp/ep = {moe_tp} does not divide d_expert = {moe.d_expert}"
+    if tp % moe_tp and moe_tp % tp:
+        yield f"moe_tp = dp*tp/ep = {moe_tp} neither divides nor is a multiple of tp = {tp}"
+    if moe.n_shared * moe.d_expert % tp:
+        yield f"tp = {tp} does not divide the shared experts' width {moe.n_shared * moe.d_expert}"
