@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from g5cp_vec.config.grid import Grid
 
 VALID = -1
+# Tokens of all replicas at once; bytes of a whole step then stay inside int64 for any width a model may have.
+MOST_TOKENS = 2**36
 
 
 @dataclass(frozen=True)
@@ -185,4 +187,9 @@ def _reasons(
         pairs, pair_of = np.unique(np.stack([cached_tokens[idle], seq_len[idle]], axis=1), axis=0, return_inverse=True)
         texts = [f"cached_tokens = {cached} leaves no token of seq_len = {total} to prefill" for cached, total in pairs]
         code[idle] = np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int32)[pair_of.ravel()]
+    replicas = np.array([0 if isinstance(d, str) else d.dp for d in deployments], dtype=np.float64)[deployment]
+    huge = np.flatnonzero((code == VALID) & (replicas * load["batch"] * seq_len > MOST_TOKENS))
+    if len(huge):
+        text = f"dp * batch * seq_len exceeds {MOST_TOKENS} tokens: exact byte counts would leave 64 bits"
+        code[huge] = codes.setdefault(text, len(codes))
     return code, list(codes)

@@ -6,16 +6,15 @@ c_kv bytes; query b * d * s, reduction b * (d + 2 n_h) * s); collectives move 1 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.model import LayerKind
 from g5cp_vec.cost.flops import absorbed_dims
+from g5cp_vec.mapping.graph import MessageKey
 from g5cp_vec.mapping.load import Count, Load, ceil_div, expert_rows
 
 
-def message_bytes(dep: Deployment, load: Load, kinds: list[LayerKind], key: Hashable) -> Count:
+def message_bytes(dep: Deployment, load: Load, kinds: list[LayerKind], key: MessageKey) -> Count:
     """Return the bytes of one message.
 
     Parameters

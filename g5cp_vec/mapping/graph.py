@@ -11,7 +11,7 @@ in the order of the chips given.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,10 @@ REASONS = (
 REASON = {name: code for code, name in enumerate(REASONS)}
 
 Ids = NDArray[np.int32]
+# Name of a compute op and index of its layer kind (None outside layers); name of a message, with the index where
+# its size depends on it.
+DurationKey = tuple[str, int | None]
+MessageKey = str | tuple[str, int]
 
 
 class OpGraph(NamedTuple):
@@ -84,14 +88,14 @@ class CostKeys:
     """Numbers the costs that a structure's ops refer to: what they mean is known, what they amount to is not."""
 
     def __init__(self) -> None:
-        self.durations: dict[Hashable, int] = {}
-        self.bytes: dict[Hashable, int] = {}
+        self.durations: dict[DurationKey, int] = {}
+        self.bytes: dict[MessageKey, int] = {}
 
-    def duration(self, key: Hashable) -> int:
+    def duration(self, key: DurationKey) -> int:
         """Return the duration id of ``key``."""
         return self.durations.setdefault(key, len(self.durations))
 
-    def message(self, key: Hashable) -> int:
+    def message(self, key: MessageKey) -> int:
         """Return the bytes id of ``key``."""
         return self.bytes.setdefault(key, len(self.bytes))
 

@@ -41,42 +41,66 @@ class Memory:
         return self.weight_bytes + self.kv_bytes + self.activation_bytes + self.buffer_bytes
 
 
-def usable_bytes(dep: Deployment) -> int:
-    """Bytes of a chip that weights, cache, activations and buffers may fill."""
-    return int(dep.chip.hbm_bytes * dep.chip.usable_memory_fraction)
+class MemoryModel:
+    """Memory of one deployment as a function of its load.
 
+    Parameters
+    ----------
+    dep : Deployment
+    """
 
-def memory_of(dep: Deployment, seq_len: Count, batch: Count, cached_tokens: Count) -> Memory:
-    """Return the memory of a rank of the fullest stage for a context of ``seq_len`` tokens."""
-    stages = [_stage(dep, kinds, weights, seq_len, batch, cached_tokens) for kinds, weights in _distinct_stages(dep)]
-    fullest = stages[0]
-    for stage in stages[1:]:
-        fuller = stage.peak_bytes > fullest.peak_bytes
-        fullest = Memory(*(_choose(fuller, getattr(stage, f), getattr(fullest, f)) for f in Memory.__slots__))
-    return fullest
+    def __init__(self, dep: Deployment) -> None:
+        self.dep = dep
+        self.usable_bytes = int(dep.chip.hbm_bytes * dep.chip.usable_memory_fraction)
+        self._stages = _distinct_stages(dep)
 
+    def at(self, seq_len: Count, batch: Count, cached_tokens: Count) -> Memory:
+        """Return the memory of a rank of the fullest stage for a context of ``seq_len`` tokens."""
+        stages = [_stage_memory(self.dep, stage, seq_len, batch, cached_tokens) for stage in self._stages]
+        fullest = stages[0]
+        for stage in stages[1:]:
+            fuller = stage.peak_bytes > fullest.peak_bytes
+            fullest = Memory(*(_choose(fuller, getattr(stage, f), getattr(fullest, f)) for f in Memory.__slots__))
+        return fullest
 
-def max_seq_len(dep: Deployment, batch: int, cached_tokens: int) -> int:
-    """Return the longest context that still fits, 0 when none does (bisection: memory never falls with length)."""
-    budget = usable_bytes(dep)
+    def max_seq_len(self, batch: int, cached_tokens: int) -> int:
+        """Return the longest context that still fits, 0 when none does."""
+        return min(self._longest(stage, batch, cached_tokens) for stage in self._stages)
 
-    def fits(seq_len: int) -> bool:
-        return bool(memory_of(dep, seq_len, batch, cached_tokens).peak_bytes <= budget)
+    def _longest(self, stage: _Stage, batch: int, cached_tokens: int) -> int:
+        def spare(seq_len: int) -> int:
+            peak: int = _stage_memory(self.dep, stage, seq_len, batch, cached_tokens).peak_bytes
+            return self.usable_bytes - peak
 
-    shortest = cached_tokens + 1 if dep.phase == "prefill" else 1
-    if not fits(shortest):
-        return 0
-    low, step = shortest, 1
-    while fits(low + step):
-        low += step
-        step *= 2
-        if low >= LONGEST_CONTEXT:
+        shortest = cached_tokens + 1 if self.dep.phase == "prefill" else 1
+        if spare(shortest) < 0:
+            return 0
+        # Memory never falls with length, and it is linear in whole steps of the head-tail split: the steps that
+        # fit follow from two of them, the rest of a step from bisection.
+        step = 4 * self.dep.cp
+        slope = spare(shortest) - spare(shortest + step)
+        if slope == 0:
             return LONGEST_CONTEXT
-    high = low + step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+        low = shortest + spare(shortest) // slope * step
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if spare(middle) >= 0 else (low, middle)
+        return min(low, LONGEST_CONTEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """What a pipeline stage holds, as far as memory is concerned.
+
+    ``kv_elements`` per token by number of layers, ``block_elements`` per token of the largest ring block,
+    ``width`` elements per token at the widest moment.
+    """
+
+    weight_bytes: int
+    kv_elements: tuple[tuple[int, int], ...]
+    block_elements: int
+    width: int
 
 
 def _choose(mask: Any, if_true: Count, if_false: Count) -> Count:
@@ -85,20 +109,25 @@ def _choose(mask: Any, if_true: Count, if_false: Count) -> Count:
     return if_true if mask else if_false
 
 
-def _distinct_stages(dep: Deployment) -> list[tuple[Counter[LayerKind], int]]:
-    """Layer kinds and weight bytes of each stage, each combination once, in order of the stages."""
+def _distinct_stages(dep: Deployment) -> list[_Stage]:
+    """Return the stages of a deployment, equal ones once."""
     kinds, sequence = layer_kinds(dep.model)
-    stages: dict[Any, tuple[Counter[LayerKind], int]] = {}
-    ranges = stage_layers(dep.model.n_layers, dep.pp)
-    for stage, layers in enumerate(ranges):
+    elements = [kind.attention.kv_elements(dep.tp) for kind in kinds]
+    weights = [layer_weight_bytes(dep, kind) for kind in kinds]
+    widths = [_widest(dep, kind) for kind in kinds]
+    stages = []
+    for number, layers in enumerate(stage_layers(dep.model.n_layers, dep.pp)):
         counts = Counter(sequence[layer] for layer in layers)
-        ends = (stage == 0, stage == dep.pp - 1)
-        key = (tuple(sorted(counts.items())), ends)
-        if key not in stages:
-            by_kind = Counter({kinds[kind]: n for kind, n in counts.items()})
-            weights = sum(n * layer_weight_bytes(dep, kind) for kind, n in by_kind.items())
-            stages[key] = (by_kind, weights + _edge_weight_bytes(dep, first=ends[0], last=ends[1]))
-    return list(stages.values())
+        edges = _edge_weight_bytes(dep, first=number == 0, last=number == dep.pp - 1)
+        stages.append(
+            _Stage(
+                weight_bytes=edges + sum(n * weights[kind] for kind, n in counts.items()),
+                kv_elements=tuple(sorted((elements[kind], n) for kind, n in counts.items())),
+                block_elements=max(elements[kind] for kind in counts),
+                width=2 * dep.model.hidden + max(widths[kind] for kind in counts),
+            )
+        )
+    return list(dict.fromkeys(stages))
 
 
 def layer_weight_bytes(dep: Deployment, kind: LayerKind) -> int:
@@ -138,23 +167,18 @@ def _edge_weight_bytes(dep: Deployment, *, first: bool, last: bool) -> int:
     return n_bytes(elements, dep.activation_dtype)
 
 
-def _stage(
-    dep: Deployment, kinds: Counter[LayerKind], weights: int, seq_len: Count, batch: Count, cached_tokens: Count
-) -> Memory:
+def _stage_memory(dep: Deployment, stage: _Stage, seq_len: Count, batch: Count, cached_tokens: Count) -> Memory:
     rank_context = batch * ceil_div(seq_len, dep.cp)
-    kv = sum(n * n_bytes(rank_context * kind.attention.kv_elements(dep.tp), dep.kv_dtype) for kind, n in kinds.items())
+    kv = sum(n * n_bytes(rank_context * elements, dep.kv_dtype) for elements, n in stage.kv_elements)
+    nothing = 0 * rank_context  # gives every field the shape of the load
     if dep.phase == "decode":
-        tokens = batch
-        buffers = 0 * rank_context
+        tokens, buffers = batch, nothing
     else:
         tokens = batch * ceil_div(seq_len - cached_tokens, dep.cp)
-        load = build_load(dep, seq_len, batch, cached_tokens)
-        elements = max(kind.attention.kv_elements(dep.tp) for kind in kinds)
-        block = n_bytes(batch * (load.context // dep.cp) * elements, dep.kv_dtype)
-        buffers = (dep.cp - 1) * block
-    width = 2 * dep.model.hidden + max(_widest(dep, kind) for kind in kinds)
-    activations = n_bytes(tokens * width, dep.activation_dtype)
-    return Memory(weights + 0 * rank_context, kv, activations + 0 * rank_context, buffers)
+        block = batch * (build_load(dep, seq_len, batch, cached_tokens).context // dep.cp)
+        buffers = (dep.cp - 1) * n_bytes(block * stage.block_elements, dep.kv_dtype)
+    activations = n_bytes(tokens * stage.width, dep.activation_dtype)
+    return Memory(stage.weight_bytes + nothing, kv, activations + nothing, buffers)
 
 
 def _widest(dep: Deployment, kind: LayerKind) -> int:

@@ -1,0 +1,151 @@
+"""The closed form for cp = 1: sums of durations and of uncontended collectives, no simulation.
+
+Equal to the event simulation where nothing overlaps (dense models on a switch). A collective step is priced as if
+its flows met no others: ring steps at the narrowest link between neighbours, a direct exchange at the sender's
+share of its narrowest link. Experts are priced one op after another, so what a shared expert would hide is exposed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from g5cp_vec.config.deployment import Deployment
+from g5cp_vec.config.model import LayerKind
+from g5cp_vec.cost.messages import message_bytes
+from g5cp_vec.cost.roofline import op_seconds
+from g5cp_vec.cost.rows import parts_by_key
+from g5cp_vec.mapping.load import Count, Load
+from g5cp_vec.mapping.network import Network
+from g5cp_vec.mapping.ranks import expert_groups, groups_along, rank_chips
+from g5cp_vec.mapping.structure import layer_kinds, stage_layers
+
+Seconds = NDArray[np.float64]
+
+
+class MathTimes(NamedTuple):
+    """Times and traffic by closed form; arrays of shape (n_points,), bytes sent by the rank that sends most."""
+
+    step_s: Seconds
+    compute_s: Seconds
+    attention_s: Seconds
+    comm_s: Seconds
+    n_computes: int
+    tp_bytes: Count
+    ep_bytes: Count
+    pp_bytes: Count
+
+
+class _Hop(NamedTuple):
+    """Latency (s) and bandwidth (bytes/s) of the slowest route of a set, on its own."""
+
+    latency_s: float
+    bytes_per_s: float
+
+    def seconds(self, message: Count, sharing: int = 1) -> Seconds:
+        result: Seconds = self.latency_s + np.asarray(message, float) * sharing / self.bytes_per_s
+        return result
+
+
+def _slowest(network: Network, src: NDArray[np.int32], dst: NDArray[np.int32]) -> _Hop:
+    routes = network.routes(np.ravel(src), np.ravel(dst))
+    capacity = np.asarray(network.capacities())[network.link_capacity]
+    latency = np.asarray(network.latencies())
+    return _Hop(float(latency[routes.latency].max()), float(capacity[routes.links].min()))
+
+
+def _ring_hop(network: Network, groups: NDArray[np.int32]) -> _Hop:
+    return _slowest(network, groups, np.roll(groups, -1, axis=1))
+
+
+def math_times(dep: Deployment, network: Network, load: Load, n_points: int) -> MathTimes:
+    """Return the closed form of a deployment with cp = 1 at each point of a load."""
+    assert dep.cp == 1
+    seconds = {key: op_seconds(dep, parts) for key, parts in parts_by_key(dep, load).items()}
+    kinds, sequence = layer_kinds(dep.model)
+    ranks = rank_chips({"dp": dep.dp, "pp": dep.pp, "cp": 1, "tp": dep.tp}, dep.rank_order)
+    ranges = stage_layers(dep.model.n_layers, dep.pp)
+    last = dep.pp - 1
+    step, comm = np.zeros(n_points), np.zeros(n_points)
+    own, attention, n_computes = np.zeros(n_points), np.zeros(n_points), 0
+    sent_tp, sent_ep = 0 * load.rank_tokens, 0 * load.rank_tokens
+    for stage, layers in enumerate(ranges):
+        stage_tp, stage_ep = 0 * load.rank_tokens, 0 * load.rank_tokens
+        for layer in layers:
+            kind = sequence[layer]
+            computed = sum(value for key, value in seconds.items() if key[1] == kind)
+            tp_s, tp_bytes = _tp_all_reduces(dep, network, load, kinds, ranks[:, stage])
+            ep_s, ep_bytes = _expert_traffic(dep, network, load, kinds, kinds[kind], ranks[:, stage])
+            step += computed + tp_s + ep_s
+            stage_tp, stage_ep = stage_tp + tp_bytes, stage_ep + ep_bytes
+            if stage == last:
+                own += computed
+                attention += seconds[("attention", kind)]
+                comm += tp_s + ep_s
+                n_computes += sum(1 for key in seconds if key[1] == kind)
+        sent_tp, sent_ep = np.maximum(sent_tp, stage_tp), np.maximum(sent_ep, stage_ep)
+    step += seconds[("embed", None)] + seconds[("lm_head", None)]
+    own += seconds[("lm_head", None)] + (seconds[("embed", None)] if dep.pp == 1 else 0.0)
+    n_computes += 2 if dep.pp == 1 else 1
+    sent_pp = 0 * load.rank_tokens
+    for stage in range(1, dep.pp):
+        sent_pp = message_bytes(dep, load, kinds, "pp")
+        hop = _slowest(network, ranks[:, stage - 1], ranks[:, stage])
+        step += hop.seconds(sent_pp)
+        if stage == last:
+            comm += hop.seconds(sent_pp)
+    return MathTimes(step, own, attention, comm, n_computes, sent_tp, sent_ep, sent_pp)
+
+
+def _tp_all_reduces(
+    dep: Deployment, network: Network, load: Load, kinds: list[LayerKind], ranks: NDArray[np.int32]
+) -> tuple[Count, Count]:
+    """Seconds and bytes per rank of a layer's two all-reduces."""
+    if dep.tp == 1:
+        return 0.0, 0
+    chunk = message_bytes(dep, load, kinds, "tp_chunk")
+    return _halves(dep, network, groups_along(ranks, 2), chunk, 4)
+
+
+def _halves(
+    dep: Deployment, network: Network, groups: NDArray[np.int32], chunk: Count, n_halves: int
+) -> tuple[Count, Count]:
+    """Seconds and bytes per rank of reduce-scatters and all-gathers over groups."""
+    size = groups.shape[1]
+    if dep.collective == "ring":
+        seconds = n_halves * (size - 1) * _ring_hop(network, groups).seconds(chunk)
+    else:
+        seconds = n_halves * _all_to_all(network, groups, chunk)
+    return seconds, n_halves * (size - 1) * chunk
+
+
+def _all_to_all(network: Network, groups: NDArray[np.int32], message: Count) -> Seconds:
+    """Everyone to everyone at once: the narrowest link of a member carries size - 1 messages."""
+    size = groups.shape[1]
+    src = np.repeat(groups, size, axis=1)
+    dst = np.tile(groups, (1, size))
+    apart = src != dst
+    return _slowest(network, src[apart], dst[apart]).seconds(message, sharing=size - 1)
+
+
+def _expert_traffic(
+    dep: Deployment, network: Network, load: Load, kinds: list[LayerKind], kind: LayerKind, ranks: NDArray[np.int32]
+) -> tuple[Count, Count]:
+    """Seconds and bytes per rank of a layer's dispatch and combine, with the gathering over replicas."""
+    if kind.ffn == "dense":
+        return 0.0, 0
+    assert dep.ep is not None
+    assert dep.moe_tp is not None
+    seconds: Count = 0.0
+    sent: Count = 0
+    ep_groups, moe_tp_groups = expert_groups(ranks, dep.ep)
+    if dep.ep > 1:
+        message = message_bytes(dep, load, kinds, "ep_dispatch")
+        seconds = seconds + 2 * _all_to_all(network, ep_groups, message)
+        sent = sent + 2 * (dep.ep - 1) * message
+    if dep.moe_tp > dep.tp:
+        gather_s, gathered = _halves(dep, network, moe_tp_groups, message_bytes(dep, load, kinds, "ep_gather"), 2)
+        seconds, sent = seconds + gather_s, sent + gathered
+    return seconds, sent

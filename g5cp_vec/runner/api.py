@@ -1,0 +1,152 @@
+"""The two jobs: a grid becomes a table of results, a point becomes one result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numba
+import polars as pl
+
+from g5cp_vec.config.expansion import Expansion
+from g5cp_vec.config.grid import Grid, load_grid, load_point
+from g5cp_vec.errors import ConfigError
+from g5cp_vec.runner.local import LocalRunner
+from g5cp_vec.runner.plan import Plan, build_plan
+from g5cp_vec.runner.schema import SCHEMA
+from g5cp_vec.runner.store import Store
+
+GridLike = str | Path | Mapping[str, Any]
+
+
+class Result:
+    """One simulated point; every result column is an attribute (see the column list of the README).
+
+    Parameters
+    ----------
+    row : dict
+        Column name to value, None where a column does not apply.
+    """
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self._row = row
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_row"][name]
+        except KeyError:
+            raise AttributeError(f"no result column {name!r}") from None
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._row]
+
+    def __repr__(self) -> str:
+        shown = {k: v for k, v in self._row.items() if v is not None}
+        return f"Result({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every column by name."""
+        return dict(self._row)
+
+
+def expand_and_plan(grid: Grid) -> tuple[Expansion, Plan]:
+    """Expand a grid and plan its parts; with ``on_invalid = "error"`` an impossible point is refused."""
+    expansion = grid.expand()
+    if grid.on_invalid == "error":
+        expansion.refuse_invalid()
+    return expansion, build_plan(expansion)
+
+
+def set_jobs(jobs: int | None) -> None:
+    """Use ``jobs`` threads; all cores when None."""
+    most = numba.config.NUMBA_NUM_THREADS
+    if jobs is not None and not 1 <= jobs <= most:
+        raise ConfigError(f"--jobs: expected 1 to {most} (the cores of this machine), got {jobs}")
+    numba.set_num_threads(jobs or most)
+
+
+def run_sweep(
+    grid: GridLike,
+    out: str | Path | None = None,
+    *,
+    jobs: int | None = None,
+    audit: str = "sample",
+    resume: bool = True,
+    on_plan: Callable[[Expansion, Plan], None] = lambda expansion, plan: None,
+    on_progress: Callable[[int], None] = lambda n: None,
+    collect: bool = True,
+) -> pl.DataFrame:
+    """Simulate every point of a grid.
+
+    Parameters
+    ----------
+    grid : path or mapping
+        A grid file, or the same parsed.
+    out : path, optional
+        Folder for the Parquet parts and the manifest; without it nothing is written.
+    jobs : int, optional
+        Threads; all cores by default. Results do not depend on it.
+    audit : {"sample", "all", "none"}
+        Which rows get the conservation KPIs; ``sample`` takes the first row of every structure and every row whose
+        grid index is a multiple of 1000.
+    resume : bool
+        Skip parts that are finished in ``out``; otherwise start afresh.
+    on_plan, on_progress : callable
+        Called once with expansion and plan, and with the number of rows finished since the last call.
+    collect : bool
+        Whether to return the rows; an empty frame otherwise.
+
+    Returns
+    -------
+    polars.DataFrame
+        One row per point, in the order of the grid.
+
+    Raises
+    ------
+    ConfigError, InfeasibleError
+        The grid is wrong; with ``on_invalid = "error"``, a point cannot be.
+    """
+    checked = load_grid(grid)
+    set_jobs(jobs)
+    if audit not in ("sample", "all", "none"):
+        raise ConfigError(f"audit: expected sample, all or none, got {audit!r}")
+    expansion, plan = expand_and_plan(checked)
+    on_plan(expansion, plan)
+    n_rows_of_part = [sum(batch.n_rows for batch in part) for part in plan.parts]
+    contents = {"grid": checked.canonical(), "audit": audit}
+    store = None if out is None else Store(Path(out), contents, n_rows_of_part, resume=resume)
+    runner = LocalRunner(expansion, plan, audit, on_progress)
+    frames = []
+    for number, part in enumerate(plan.parts):
+        if store is not None and store.has(number):
+            on_progress(n_rows_of_part[number])
+            if collect:
+                frames.append(pl.read_parquet(store.path(number)))
+            continue
+        frame = runner.run_part(part)
+        if store is not None:
+            store.write(number, frame)
+        if collect:
+            frames.append(frame)
+    return pl.concat(frames).sort("row") if frames else pl.DataFrame(schema=SCHEMA)
+
+
+def run_point(point: GridLike) -> Result:
+    """Simulate one point, always audited.
+
+    Parameters
+    ----------
+    point : path or mapping
+        Like a grid with ``[fixed]`` only.
+
+    Raises
+    ------
+    ConfigError, InfeasibleError
+        The file is wrong, or the point cannot be deployed.
+    """
+    expansion = load_point(point).expand()
+    expansion.refuse_invalid()
+    plan = build_plan(expansion)
+    runner = LocalRunner(expansion, plan, "all")
+    return Result(runner.run_part(plan.parts[0]).row(0, named=True))

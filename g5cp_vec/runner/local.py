@@ -1,0 +1,208 @@
+"""Parts are computed on this machine: a template per structure, its rows in parallel threads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from g5cp_vec.audit.conservation import audit
+from g5cp_vec.config.deployment import Deployment
+from g5cp_vec.config.expansion import Expansion
+from g5cp_vec.cost.math_path import math_times
+from g5cp_vec.cost.rows import CostRows, cost_rows
+from g5cp_vec.engine.arrays import Costs, make_workspace
+from g5cp_vec.engine.batch import run_rows
+from g5cp_vec.engine.measure import MAKESPAN_S, N_MEASURES
+from g5cp_vec.engine.schedule import simulate
+from g5cp_vec.mapping.load import Load, build_load
+from g5cp_vec.mapping.structure import build_structure
+from g5cp_vec.runner import results
+from g5cp_vec.runner.plan import Batch, Plan, Slice
+from g5cp_vec.runner.results import Columns
+from g5cp_vec.runner.schema import KPIS
+from g5cp_vec.runner.status import raise_for_status
+from g5cp_vec.runner.template import Template, build_template
+
+# Ops simulated between two looks at the progress bar and at the keyboard.
+OPS_PER_CALL = 2 * 10**7
+# ``--audit sample``: the first row of every structure, and every row whose grid index is a multiple of this.
+AUDIT_EVERY = 1000
+
+
+class Point(NamedTuple):
+    """Load keys of some rows, arrays of shape (n_rows,)."""
+
+    seq_len: NDArray[np.int64]
+    batch: NDArray[np.int64]
+    cached_tokens: NDArray[np.int64]
+
+
+class LocalRunner:
+    """Computes the parts of a plan.
+
+    Parameters
+    ----------
+    expansion : Expansion
+    plan : Plan
+    audit_rows : {"sample", "all", "none"}
+    on_progress : callable
+        Called with the number of rows finished since the last call.
+    """
+
+    def __init__(
+        self, expansion: Expansion, plan: Plan, audit_rows: str, on_progress: Callable[[int], None] = lambda n: None
+    ) -> None:
+        self.expansion = expansion
+        self.plan = plan
+        self.audit_rows = audit_rows
+        self.on_progress = on_progress
+        self._template: tuple[Hashable, Template] | None = None
+
+    def run_part(self, part: list[Batch]) -> pl.DataFrame:
+        """Return the results of one part, rows in the order of the plan."""
+        pieces: list[tuple[int, Columns]] = []
+        for batch in part:
+            if batch.kind == "g5":
+                pieces += self._run_simulated(batch)
+            else:
+                for s in batch.slices:
+                    columns = self._invalid(s) if batch.kind == "invalid" else self._run_math(s)
+                    pieces.append((len(s.rows), columns))
+                    self.on_progress(len(s.rows))
+        rows = np.concatenate([s.rows for batch in part for s in batch.slices])
+        return results.assemble(pieces, self.expansion.keys_of(rows))
+
+    def _loads(self, rows: NDArray[np.int64]) -> Point:
+        e = self.expansion
+        return Point(e.seq_len[rows], e.batch[rows], e.cached_tokens[rows])
+
+    def _identity(self, s: Slice) -> Columns:
+        dep, loads = self.expansion.deployments[s.deployment], self._loads(s.rows)
+        digest = dep.digest if isinstance(dep, Deployment) else _reason_digest(self.expansion, s.deployment)
+        return {"point_id": results.point_ids(digest, tuple(loads)), "row": self.expansion.row[s.rows]}
+
+    def _invalid(self, s: Slice) -> Columns:
+        reasons = np.array(self.expansion.reasons, dtype=object)[self.expansion.reason_code[s.rows]]
+        return {**self._identity(s), "status": ["invalid"] * len(s.rows), "reason": list(reasons)}
+
+    def _deployment(self, s: Slice) -> tuple[Deployment, Point, Load]:
+        dep = self.expansion.deployments[s.deployment]
+        assert isinstance(dep, Deployment)
+        point = self._loads(s.rows)
+        return dep, point, build_load(dep, *point)
+
+    def _common(self, s: Slice, step_s: NDArray[np.float64]) -> Columns:
+        dep, point, load = self._deployment(s)
+        return {
+            **self._identity(s),
+            **results.memory_columns(dep, *point),
+            **results.step_columns(dep, load, step_s),
+        }
+
+    def _run_math(self, s: Slice) -> Columns:
+        dep, _, load = self._deployment(s)
+        times = math_times(dep, self.plan.networks[s.deployment], load, len(s.rows))
+        return {**self._common(s, times.step_s), **results.math_columns(dep, times, len(s.rows))}
+
+    def template(self, batch: Batch) -> Template:
+        """Return the template of a batch; the last one is kept, as a batch may continue in the next part."""
+        if self._template is None or self._template[0] != batch.key:
+            self._template = None  # freed before the next is built
+            dep, _, _ = self._deployment(batch.slices[0])
+            structure = build_structure(dep, self.plan.networks[batch.slices[0].deployment])
+            self._template = (batch.key, build_template(structure))
+        return self._template[1]
+
+    def _run_simulated(self, batch: Batch) -> list[tuple[int, Columns]]:
+        template = self.template(batch)
+        costs = [self._costs(template, s) for s in batch.slices]
+        joined = CostRows(*(np.concatenate(column) for column in zip(*costs, strict=True)))
+        measures, n_events = _simulate_rows(template, joined, self.on_progress)
+        pieces = []
+        begin = 0
+        for s, rows in zip(batch.slices, costs, strict=True):
+            end = begin + len(s.rows)
+            dep, _, _ = self._deployment(s)
+            step_s = measures[begin:end, MAKESPAN_S]
+            n_ops = len(template.op_role)
+            columns = {
+                **self._common(s, step_s),
+                **results.simulated_columns(dep, measures[begin:end]),
+                **results.traffic_columns(dep, template, rows.bytes, rows.capacity, step_s),
+                "n_ops": np.full(len(s.rows), n_ops),
+                "n_ops_simulated": np.full(len(s.rows), n_ops),
+                "n_events": n_events[begin:end],
+                **self._audit(template, s, rows, batch.is_first and begin == 0),
+            }
+            pieces.append((len(s.rows), columns))
+            begin = end
+        return pieces
+
+    def _costs(self, template: Template, s: Slice) -> CostRows:
+        dep, _, load = self._deployment(s)
+        return cost_rows(dep, template.structure.keys, self.plan.networks[s.deployment], load, len(s.rows))
+
+    def _audit(self, template: Template, s: Slice, rows: CostRows, is_first: bool) -> Columns:
+        """Audit the chosen rows of a slice: simulate each once more, keeping the times of every op."""
+        grid_rows = self.expansion.row[s.rows]
+        chosen = np.full(len(s.rows), self.audit_rows == "all")
+        if self.audit_rows == "sample":
+            chosen = grid_rows % AUDIT_EVERY == 0
+            chosen[0] |= is_first
+        columns: dict[str, list[int | None]] = {name: [None] * len(s.rows) for name in KPIS}
+        dep, point, _ = self._deployment(s)
+        for i in np.flatnonzero(chosen):
+            start_s, finish_s = simulate_point(template, rows, int(i))
+            load = (int(point.seq_len[i]), int(point.batch[i]), int(point.cached_tokens[i]))
+            kpis = audit(dep, template.structure, *load, start_s, finish_s)
+            for name in KPIS:
+                columns[name][i] = min(getattr(kpis, name), 2**63 - 1)
+        return dict(columns)
+
+
+def _reason_digest(expansion: Expansion, deployment: int) -> int:
+    """Identity of a combination that cannot be deployed: what was written."""
+    written = expansion.deployment_keys.row(deployment)
+    return int.from_bytes(hashlib.sha256(repr(written).encode()).digest()[:8], "big")
+
+
+def _simulate_rows(
+    template: Template, costs: CostRows, on_progress: Callable[[int], None]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Run rows through the kernel, a bounded amount of work per call."""
+    graph, ops = template.structure.ops.graph, template.structure.ops
+    n_rows = len(costs.duration_s)
+    measures, n_events = np.zeros((n_rows, N_MEASURES)), np.zeros(n_rows, np.int64)
+    info = np.zeros((n_rows, 2), np.int64)
+    n_workers = numba.get_num_threads()
+    per_call = max(n_workers, OPS_PER_CALL // max(len(template.op_role), 1))
+    bytes_ = costs.bytes.astype(np.float64)
+    for begin in range(0, n_rows, per_call):
+        part = slice(begin, begin + per_call)
+        run_rows(
+            graph, ops.op_src, ops.op_dst, template.op_role,
+            costs.duration_s[part], bytes_[part], costs.latency_s[part], costs.capacity[part],
+            n_workers, measures[part], n_events[part], info[part],
+        )  # fmt: skip
+        on_progress(len(measures[part]))
+    failed = np.flatnonzero(info[:, 0])
+    if len(failed):
+        raise_for_status(int(info[failed[0], 0]), info[failed[0], 1:], "simulation")
+    return measures, n_events
+
+
+def simulate_point(template: Template, costs: CostRows, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return start and end of every op of one row (s)."""
+    graph = template.structure.ops.graph
+    n_ops = len(graph.op_kind)
+    start_s, finish_s, info = np.full(n_ops, np.nan), np.full(n_ops, np.nan), np.zeros(2, np.int64)
+    workspace = make_workspace(n_ops, len(graph.chip_indptr) - 1, len(graph.link_capacity), len(graph.route_indices))
+    c = Costs(costs.duration_s[row], costs.bytes[row].astype(np.float64), costs.latency_s[row], costs.capacity[row])
+    raise_for_status(simulate(graph, c, workspace, start_s, finish_s, info), info, "simulation")
+    return start_s, finish_s

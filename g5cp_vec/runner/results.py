@@ -1,0 +1,173 @@
+"""Columns of results from what was computed: times, memory, traffic, identity. All arrays, no loop over points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from g5cp_vec import __version__
+from g5cp_vec.config.deployment import Deployment
+from g5cp_vec.cost.math_path import MathTimes
+from g5cp_vec.cost.model_flops import model_flops
+from g5cp_vec.cost.roofline import op_overhead_s
+from g5cp_vec.engine import measure
+from g5cp_vec.mapping.load import Load
+from g5cp_vec.mapping.memory import MemoryModel
+from g5cp_vec.runner.schema import SCHEMA
+from g5cp_vec.runner.template import TRAFFIC, Template, busiest_link, most_sent
+
+Columns = dict[str, Any]
+
+
+def point_ids(digest: int, loads: tuple[NDArray[np.int64], ...]) -> list[str]:
+    """Return a stable 16-digit id per point: the deployment's hash mixed with each load key (splitmix64)."""
+    state = np.full(len(loads[0]), digest, np.uint64)
+    for values in loads:
+        state = _splitmix(state ^ _splitmix(values.astype(np.uint64)))
+    text = state.astype(">u8").tobytes().hex()
+    return [text[i : i + 16] for i in range(0, len(text), 16)]
+
+
+def _splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """One round of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), a bijection of 64-bit words; wraps on purpose."""
+    with np.errstate(over="ignore"):
+        x = x + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def memory_columns(
+    dep: Deployment, seq_len: NDArray[np.int64], batch: NDArray[np.int64], cached_tokens: NDArray[np.int64]
+) -> Columns:
+    """Memory of every point, whether it fits, and the longest context that would."""
+    model = MemoryModel(dep)
+    memory = model.at(seq_len, batch, cached_tokens)
+    pairs, which = np.unique(np.stack([batch, cached_tokens], axis=1), axis=0, return_inverse=True)
+    longest = np.array([model.max_seq_len(int(b), int(p)) for b, p in pairs], np.int64)[which.ravel()]
+    fits = memory.peak_bytes <= model.usable_bytes
+    return {
+        "kv_bytes": memory.kv_bytes,
+        "weight_bytes": memory.weight_bytes,
+        "activation_bytes": memory.activation_bytes,
+        "buffer_bytes": memory.buffer_bytes,
+        "peak_bytes": memory.peak_bytes,
+        "hbm_bytes": np.full(len(seq_len), dep.chip.hbm_bytes),
+        "fits": fits,
+        "max_seq_len": longest,
+        "status": np.where(fits, "ok", "oom"),
+        "calibrated": np.full(len(seq_len), dep.chip.calibrated),
+    }
+
+
+def step_columns(dep: Deployment, load: Load, step_s: NDArray[np.float64]) -> Columns:
+    """What follows from the time of the step alone."""
+    phase_column = "ttft_s" if dep.phase == "prefill" else "tpot_s"
+    flops = model_flops(dep, load)
+    totals = np.stack([np.broadcast_to(np.asarray(f, float), step_s.shape) for f in flops.values()])
+    # The dominant type is the one most FLOPs run in.
+    peaks = np.array([dep.chip.peak(dtype) for dtype in flops])[totals.argmax(axis=0)]
+    new_tokens = dep.dp * load.batch * load.new_unpadded
+    return {
+        phase_column: step_s,
+        "step_s": step_s,
+        "padded_seq_len": load.context + 0 * load.batch,
+        "mfu": totals.sum(axis=0) / (step_s * dep.n_chips * peaks),
+        "tokens_per_s_per_chip": new_tokens / step_s / dep.n_chips,
+    }
+
+
+def simulated_columns(dep: Deployment, measures: NDArray[np.float64]) -> Columns:
+    """Times of the reported rank from the engine's measures, shape (n_points, N_MEASURES)."""
+    comm, exposed = measures[:, measure.COMM_S], measures[:, measure.EXPOSED_COMM_S]
+    columns = {
+        "compute_s": measures[:, measure.COMPUTE_S],
+        "attention_s": measures[:, measure.ATTENTION_S],
+        "overhead_s": measures[:, measure.N_COMPUTES] * op_overhead_s(dep),
+        **_overlap(comm, exposed),
+    }
+    if dep.phase == "prefill" and dep.cp > 1:
+        columns |= {
+            "ring_s": measures[:, measure.RING_S],
+            "ring_compute_s": measures[:, measure.RING_COMPUTE_S],
+            "ring_comm_s": measures[:, measure.RING_COMM_S],
+            "peak_ring_blocks": measures[:, measure.PEAK_RING_BLOCKS].astype(np.int64),
+        }
+    return columns
+
+
+def _overlap(comm: NDArray[np.float64], exposed: NDArray[np.float64]) -> Columns:
+    share = 1.0 - np.divide(exposed, comm, out=np.zeros_like(comm), where=comm > 0)
+    return {"comm_s": comm, "exposed_comm_s": exposed, "overlap_ratio": np.where(comm > 0, share, np.nan)}
+
+
+def traffic_columns(
+    dep: Deployment,
+    template: Template,
+    message_bytes: NDArray[np.int64],
+    capacity: NDArray[np.float64],
+    step_s: NDArray[np.float64],
+) -> Columns:
+    """Bytes sent by the rank that sends most, by kind of traffic, and the busiest link."""
+    columns: Columns = {name: most_sent(template, name, message_bytes) for name in TRAFFIC if _applies(dep, name)}
+    columns["bottleneck_link"], columns["bottleneck_utilisation"] = busiest_link(
+        template, message_bytes, capacity, step_s
+    )
+    return columns
+
+
+def math_columns(dep: Deployment, times: MathTimes, n_points: int) -> Columns:
+    """Columns of the closed form: all communication is exposed, nothing is simulated."""
+    columns: Columns = {
+        "compute_s": times.compute_s,
+        "attention_s": times.attention_s,
+        "overhead_s": np.full(n_points, times.n_computes * op_overhead_s(dep)),
+        **_overlap(times.comm_s, times.comm_s),
+    }
+    for name in ("tp_bytes", "ep_bytes", "pp_bytes"):
+        if _applies(dep, name):
+            columns[name] = np.broadcast_to(getattr(times, name), (n_points,))
+    return columns
+
+
+def _applies(dep: Deployment, traffic: str) -> bool:
+    """Whether a kind of traffic exists for a deployment; where it does not, its column is null."""
+    if traffic == "passkv_bytes":
+        return dep.phase == "prefill" and dep.cp > 1
+    if traffic.startswith("passq"):
+        return dep.phase == "decode" and dep.cp > 1
+    if traffic == "ep_bytes":
+        return dep.model.moe is not None
+    return dep.tp > 1 if traffic == "tp_bytes" else dep.pp > 1
+
+
+def assemble(pieces: list[tuple[int, Columns]], keys: pl.DataFrame) -> pl.DataFrame:
+    """Build one frame from the columns of several slices.
+
+    Parameters
+    ----------
+    pieces : list of (n_rows, columns)
+        A column that a piece lacks is null there; NaN means null.
+    keys : DataFrame
+        The key columns of all rows, in the same order.
+    """
+    series = []
+    for name, dtype in SCHEMA.items():
+        if name in keys.columns:
+            series.append(keys[name].cast(dtype))
+            continue
+        if name == "g5cp_version":
+            series.append(pl.Series(name, [__version__] * keys.height, dtype))
+            continue
+        chunks = [
+            pl.Series(name, columns[name], dtype, strict=False)
+            if name in columns
+            else pl.Series(name, [None], dtype).new_from_index(0, n_rows)
+            for n_rows, columns in pieces
+        ]
+        joined = pl.concat(chunks) if chunks else pl.Series(name, [], dtype)
+        series.append(joined.fill_nan(None).alias(name) if dtype == pl.Float64 else joined.alias(name))
+    return pl.DataFrame(series)
