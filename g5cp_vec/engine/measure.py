@@ -1,36 +1,55 @@
 """What is read off a finished simulation: times of the rank that ends last, and what its ring held.
 
 A rank's communication is the union of the intervals of the flows into or out of it; the part of that union during
-which its chip computes nothing is exposed.
+which its chip computes nothing is exposed. Where repeated layers were left out, whatever falls into the window of
+one period counts as often as it was left out.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.arrays import FLOW, NONE
+from g5cp_vec.engine.fold import RUN_EXTRA
 
 # Bits of an op's role; the engine needs no other knowledge of what an op is for.
-ROLE_ATTENTION = 1
-ROLE_RING_STEP = 2
-ROLE_RING_FIRST = 4
-ROLE_RING_LAST = 8
-ROLE_RING_FLOW = 16
+ROLE_RING_FIRST = 1
+ROLE_RING_LAST = 2
+ROLE_RING_FLOW = 4
 
 # Columns of a row of measures.
 MAKESPAN_S = 0
 CHIP = 1
-COMPUTE_S = 2
-N_COMPUTES = 3
-ATTENTION_S = 4
-COMM_S = 5
-EXPOSED_COMM_S = 6
-RING_S = 7
-RING_COMPUTE_S = 8
-RING_COMM_S = 9
-PEAK_RING_BLOCKS = 10
-N_MEASURES = 11
+COMM_S = 2
+EXPOSED_COMM_S = 3
+RING_S = 4
+RING_COMM_S = 5
+PEAK_RING_BLOCKS = 6
+N_MEASURES = 7
+
+
+class Tags(NamedTuple):
+    """What `measure` needs beside the graph.
+
+    Attributes
+    ----------
+    op_role : ndarray of int8, shape (n_ops,)
+        Bits ``ROLE_*``.
+    leave_indptr, leave_ops : CSR chips -> flows out of them
+    arrive_indptr, arrive_ops : CSR chips -> flows into them
+    runs : ndarray of int64, shape (n_runs, 4)
+        Runs of which units were left out; see `g5cp_vec.engine.fold`.
+    """
+
+    op_role: NDArray[np.int8]
+    leave_indptr: NDArray[np.int64]
+    leave_ops: NDArray[np.int32]
+    arrive_indptr: NDArray[np.int64]
+    arrive_ops: NDArray[np.int32]
+    runs: NDArray[np.int64]
 
 
 @kernel
@@ -48,51 +67,59 @@ def _last_chip(g, finish_s):
 
 
 @kernel
-def _measure_computes(g, op_role, duration_s, start_s, finish_s, chip, out):
-    ring_from_s = 0.0
-    for p in range(g.chip_indptr[chip], g.chip_indptr[chip + 1]):
-        op = g.chip_ops[p]
-        role = op_role[op]
-        op_s = duration_s[g.op_cost[op]]
-        out[COMPUTE_S] += op_s
-        out[N_COMPUTES] += 1.0
-        if role & ROLE_ATTENTION:
-            out[ATTENTION_S] += op_s
-        if role & ROLE_RING_STEP:
-            out[RING_COMPUTE_S] += op_s
-        if role & ROLE_RING_FIRST:
-            ring_from_s = start_s[op]
-        if role & ROLE_RING_LAST:
-            out[RING_S] += finish_s[op] - ring_from_s
-
-
-@kernel(allocates=True)
-def _sorted_computes(g, chip, start_s, finish_s):
-    ops = g.chip_ops[g.chip_indptr[chip] : g.chip_indptr[chip + 1]]
-    order = np.argsort(start_s[ops])
-    return start_s[ops][order], finish_s[ops][order]
-
-
-@kernel(allocates=True)
-def _flows_of(g, op_src, op_dst, chip):
-    """Flows into or out of a chip, in op order."""
-    n = 0
-    for op in range(len(op_src)):
-        if g.op_kind[op] == FLOW and (op_src[op] == chip or op_dst[op] == chip):
-            n += 1
-    flows = np.empty(n, np.int32)
-    n = 0
-    for op in range(len(op_src)):
-        if g.op_kind[op] == FLOW and (op_src[op] == chip or op_dst[op] == chip):
-            flows[n] = op
-            n += 1
-    return flows
+def _sort_intervals(start, finish, n):
+    """Sort intervals by start, in place; they arrive nearly sorted, so insertion is linear in practice."""
+    for i in range(1, n):
+        a, b = start[i], finish[i]
+        j = i
+        while j > 0 and start[j - 1] > a:
+            start[j], finish[j] = start[j - 1], finish[j - 1]
+            j -= 1
+        start[j], finish[j] = a, b
 
 
 @kernel
-def _union_and_exposed(flow_start, flow_finish, busy_start, busy_finish, out):
-    """Length of the union of the flows' intervals, and of its part outside the busy ones (both sorted by start)."""
-    n_flows, n_busy = len(flow_start), len(busy_start)
+def _sort(values, n):
+    for i in range(1, n):
+        a = values[i]
+        j = i
+        while j > 0 and values[j - 1] > a:
+            values[j] = values[j - 1]
+            j -= 1
+        values[j] = a
+
+
+@kernel
+def _gather_flows(t, chip, start_s, finish_s, out_start, out_finish):
+    """Intervals of the flows into and out of a chip, merged so that they come nearly sorted."""
+    p, q = t.leave_indptr[chip], t.arrive_indptr[chip]
+    n = 0
+    while p < t.leave_indptr[chip + 1] or q < t.arrive_indptr[chip + 1]:
+        if q == t.arrive_indptr[chip + 1] or (
+            p < t.leave_indptr[chip + 1] and start_s[t.leave_ops[p]] <= start_s[t.arrive_ops[q]]
+        ):
+            flow = t.leave_ops[p]
+            p += 1
+        else:
+            flow = t.arrive_ops[q]
+            q += 1
+        out_start[n], out_finish[n] = start_s[flow], finish_s[flow]
+        n += 1
+    return n
+
+
+@kernel
+def _gather_computes(g, chip, start_s, finish_s, out_start, out_finish):
+    n = 0
+    for p in range(g.chip_indptr[chip], g.chip_indptr[chip + 1]):
+        out_start[n], out_finish[n] = start_s[g.chip_ops[p]], finish_s[g.chip_ops[p]]
+        n += 1
+    return n
+
+
+@kernel
+def _union_and_exposed(flow_start, flow_finish, n_flows, busy_start, busy_finish, n_busy, from_s, to_s, weight, out):
+    """Add the length of the union of the flows' intervals and of its idle part, both inside [from_s, to_s]."""
     i, b = 0, 0
     while i < n_flows:
         begin, end = flow_start[i], flow_finish[i]
@@ -100,43 +127,64 @@ def _union_and_exposed(flow_start, flow_finish, busy_start, busy_finish, out):
         while i < n_flows and flow_start[i] <= end:
             end = max(end, flow_finish[i])
             i += 1
-        out[COMM_S] += end - begin
+        begin, end = max(begin, from_s), min(end, to_s)
+        if end <= begin:
+            continue
+        out[COMM_S] += weight * (end - begin)
         # Busy intervals do not overlap each other; one may reach into the next union interval.
         while b < n_busy and busy_finish[b] <= begin:
             b += 1
         at, k = begin, b
         while k < n_busy and busy_start[k] < end:
             if busy_start[k] > at:
-                out[EXPOSED_COMM_S] += busy_start[k] - at
+                out[EXPOSED_COMM_S] += weight * (busy_start[k] - at)
             at = max(at, busy_finish[k])
             k += 1
         if at < end:
-            out[EXPOSED_COMM_S] += end - at
+            out[EXPOSED_COMM_S] += weight * (end - at)
 
 
-@kernel(allocates=True)
-def _measure_ring(g, op_role, op_dst, flows, start_s, finish_s, chip, out):
-    """Time of the incoming ring flows, and the most blocks held at once.
+@kernel
+def _measure_ring_steps(g, t, start_s, finish_s, chip, from_s, to_s, weight, out):
+    """Add the length of every layer's ring that starts inside [from_s, to_s)."""
+    ring_from_s = 0.0
+    for p in range(g.chip_indptr[chip], g.chip_indptr[chip + 1]):
+        op = g.chip_ops[p]
+        role = t.op_role[op]
+        if role & ROLE_RING_FIRST:
+            ring_from_s = start_s[op]
+        if role & ROLE_RING_LAST and from_s <= ring_from_s < to_s:
+            out[RING_S] += weight * (finish_s[op] - ring_from_s)
+
+
+@kernel
+def _measure_ring_flows(t, start_s, finish_s, chip, from_s, to_s, weight, out):
+    """Add the time of incoming ring flows that start inside [from_s, to_s)."""
+    for p in range(t.arrive_indptr[chip], t.arrive_indptr[chip + 1]):
+        flow = t.arrive_ops[p]
+        if t.op_role[flow] & ROLE_RING_FLOW and from_s <= start_s[flow] < to_s:
+            out[RING_COMM_S] += weight * (finish_s[flow] - start_s[flow])
+
+
+@kernel
+def _peak_blocks(g, t, start_s, finish_s, chip, held_from, held_to, out):
+    """Most ring blocks held at once.
 
     A block is held from the start of its flow until every op that waits for it (the attention over it and the flow
     that forwards it) has ended.
     """
     n = 0
-    for flow in flows:
-        if op_role[flow] & ROLE_RING_FLOW and op_dst[flow] == chip:
-            n += 1
-    held_from, held_to = np.empty(n), np.empty(n)
-    n = 0
-    for flow in flows:
-        if op_role[flow] & ROLE_RING_FLOW and op_dst[flow] == chip:
-            out[RING_COMM_S] += finish_s[flow] - start_s[flow]
+    for p in range(t.arrive_indptr[chip], t.arrive_indptr[chip + 1]):
+        flow = t.arrive_ops[p]
+        if t.op_role[flow] & ROLE_RING_FLOW:
             held_from[n] = start_s[flow]
-            held_to[n] = finish_s[flow]
-            for p in range(g.succ_indptr[flow], g.succ_indptr[flow + 1]):
-                held_to[n] = max(held_to[n], finish_s[g.succ_indices[p]])
+            released_s = finish_s[flow]
+            for q in range(g.succ_indptr[flow], g.succ_indptr[flow + 1]):
+                released_s = max(released_s, finish_s[g.succ_indices[q]])
+            held_to[n] = released_s
             n += 1
-    held_from.sort()
-    held_to.sort()
+    _sort(held_from, n)
+    _sort(held_to, n)
     released = 0
     for taken in range(n):
         while held_to[released] <= held_from[taken]:
@@ -144,31 +192,42 @@ def _measure_ring(g, op_role, op_dst, flows, start_s, finish_s, chip, out):
         out[PEAK_RING_BLOCKS] = max(out[PEAK_RING_BLOCKS], taken + 1 - released)
 
 
-@kernel(allocates=True)
-def measure(g, op_src, op_dst, op_role, duration_s, start_s, finish_s, out):
+@kernel
+def measure(g, t, start_s, finish_s, windows_s, scratch, out):
     """Measure one finished simulation.
 
     Parameters
     ----------
     g : Graph
-    op_src, op_dst : ndarrays of int32, shape (n_ops,)
-    op_role : ndarray of int8, shape (n_ops,)
-        Bits ``ROLE_*``.
-    duration_s : ndarray of float64, shape (n_duration_ids,)
+    t : Tags
     start_s, finish_s : ndarrays of float64, shape (n_ops,)
+    windows_s : ndarray of float64, shape (n_runs, 2)
+        One period of each run.
+    scratch : ndarray of float64, shape (4, 2 * n_ops)
     out : ndarray of float64, shape (N_MEASURES,)
         Overwritten.
     """
     out[:] = 0.0
-    out[MAKESPAN_S] = finish_s.max() if len(finish_s) > 0 else 0.0
+    for op in range(len(finish_s)):
+        out[MAKESPAN_S] = max(out[MAKESPAN_S], finish_s[op])
+    for r in range(len(t.runs)):
+        out[MAKESPAN_S] += t.runs[r, RUN_EXTRA] * (windows_s[r, 1] - windows_s[r, 0])
     if len(g.chip_ops) == 0:
-        out[CHIP] = NONE
+        out[CHIP] = -1.0
         return
     chip = _last_chip(g, finish_s)
     out[CHIP] = chip
-    _measure_computes(g, op_role, duration_s, start_s, finish_s, chip, out)
-    flows = _flows_of(g, op_src, op_dst, chip)
-    order = np.argsort(start_s[flows])
-    busy_start, busy_finish = _sorted_computes(g, chip, start_s, finish_s)
-    _union_and_exposed(start_s[flows][order], finish_s[flows][order], busy_start, busy_finish, out)
-    _measure_ring(g, op_role, op_dst, flows, start_s, finish_s, chip, out)
+    n_flows = _gather_flows(t, chip, start_s, finish_s, scratch[0], scratch[1])
+    _sort_intervals(scratch[0], scratch[1], n_flows)
+    n_busy = _gather_computes(g, chip, start_s, finish_s, scratch[2], scratch[3])
+    _sort_intervals(scratch[2], scratch[3], n_busy)
+    for r in range(-1, len(t.runs)):
+        from_s, to_s, weight = 0.0, np.inf, 1.0
+        if r >= 0:
+            from_s, to_s, weight = windows_s[r, 0], windows_s[r, 1], float(t.runs[r, RUN_EXTRA])
+        _union_and_exposed(
+            scratch[0], scratch[1], n_flows, scratch[2], scratch[3], n_busy, from_s, to_s, weight, out
+        )
+        _measure_ring_steps(g, t, start_s, finish_s, chip, from_s, to_s, weight, out)
+        _measure_ring_flows(t, start_s, finish_s, chip, from_s, to_s, weight, out)
+    _peak_blocks(g, t, start_s, finish_s, chip, scratch[0], scratch[1], out)

@@ -12,7 +12,7 @@ in the order of the chips given.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,6 +50,10 @@ class OpGraph(NamedTuple):
         Layer of the model, -1 outside layers.
     op_step : ndarray of int32, shape (n_ops,)
         Ring step or step of a collective, 0 elsewhere.
+    leave_indptr, leave_ops : ndarrays of int64 (n_chips + 1,) and int32
+        Flows out of each chip.
+    arrive_indptr, arrive_ops : ndarrays of int64 (n_chips + 1,) and int32
+        Flows into each chip.
     n_chips : int
     """
 
@@ -59,11 +63,19 @@ class OpGraph(NamedTuple):
     op_reason: NDArray[np.int8]
     op_layer: NDArray[np.int32]
     op_step: NDArray[np.int32]
+    leave_indptr: NDArray[np.int64]
+    leave_ops: Ids
+    arrive_indptr: NDArray[np.int64]
+    arrive_ops: Ids
     n_chips: int
 
 
 class Block(NamedTuple):
-    """A part of a graph with ops numbered from 0; the fields are those of `OpGraph` and `Graph`."""
+    """A part of a graph with ops numbered from 0; the fields are those of `OpGraph` and `Graph`.
+
+    Pairs (``leave_chip``, ``leave_op``) name the flows out of each chip, ``arrive_*`` those into it; ``route_length``
+    has one entry per op, ``route_links`` and ``route_count`` one per link crossed.
+    """
 
     kind: NDArray[np.int8]
     src: Ids
@@ -75,12 +87,17 @@ class Block(NamedTuple):
     step: Ids
     route_length: NDArray[np.int64]
     route_links: Ids
+    route_count: NDArray[np.float64]
     pred: Ids
     succ: Ids
     entry_chip: Ids
     entry_op: Ids
     exit_chip: Ids
     exit_op: Ids
+    leave_chip: Ids
+    leave_op: Ids
+    arrive_chip: Ids
+    arrive_op: Ids
     n_prio: int
 
 
@@ -161,23 +178,31 @@ class BlockBuilder:
         """Return the block."""
         n_each = [len(part[0]) for part in self._ops]
         kind, cost, prio, reason, step = (np.repeat([part[i] for part in self._ops], n_each) for i in range(2, 7))
+        src, dst = _flat([part[0] for part in self._ops]), _flat([part[1] for part in self._ops])
+        flows = np.flatnonzero(kind == FLOW).astype(np.int32)
+        links = _flat([part[1] for part in self._routes])
         return Block(
             kind=kind.astype(np.int8),
-            src=_flat([part[0] for part in self._ops]),
-            dst=_flat([part[1] for part in self._ops]),
+            src=src,
+            dst=dst,
             cost=cost.astype(np.int32),
             latency=_flat([part[2] for part in self._routes]),
             prio=prio.astype(np.int32),
             reason=reason.astype(np.int8),
             step=step.astype(np.int32),
             route_length=_flat([part[0] for part in self._routes], np.int64),
-            route_links=_flat([part[1] for part in self._routes]),
+            route_links=links,
+            route_count=np.ones(len(links)),
             pred=_flat(self._pred),
             succ=_flat(self._succ),
             entry_chip=_flat(self._entry[0]),
             entry_op=_flat(self._entry[1]),
             exit_chip=_flat(self._exit[0]),
             exit_op=_flat(self._exit[1]),
+            leave_chip=src[flows],
+            leave_op=flows,
+            arrive_chip=dst[flows],
+            arrive_op=flows,
             n_prio=self.n_prio,
         )
 
@@ -193,7 +218,9 @@ def _join(before: Block, after: Block) -> tuple[Ids, Ids]:
     return ops[np.repeat(begin, n_exits) + within], succ
 
 
-def chain_blocks(blocks: Sequence[Block], layers: Sequence[int], network: Network, n_chips: int) -> OpGraph:
+def chain_blocks(
+    blocks: Sequence[Block], layers: Sequence[int], link_capacity: NDArray[np.int32], n_chips: int
+) -> OpGraph:
     """Chain blocks into one graph.
 
     Parameters
@@ -202,12 +229,64 @@ def chain_blocks(blocks: Sequence[Block], layers: Sequence[int], network: Networ
         In program order; the same object may occur many times.
     layers : sequence of int
         Layer of the model that each occurrence is, -1 for none.
-    network : Network
+    link_capacity : ndarray of int32, shape (n_links,)
+        Capacity id of each link.
     n_chips : int
     """
     n_ops = np.array([len(b.kind) for b in blocks], np.int64)
     first_op = np.concatenate([[0], np.cumsum(n_ops)])
     first_prio = np.concatenate([[0], np.cumsum([b.n_prio for b in blocks])])
+    kind = _joined(blocks, "kind")
+    src = _joined(blocks, "src")
+    chip = np.where(kind == COMPUTE, src, np.int32(NONE))
+    prio = np.concatenate([b.prio + first_prio[i] for i, b in enumerate(blocks)])
+    route_indptr = np.zeros(len(kind) + 1, np.int64)
+    np.cumsum(_joined(blocks, "route_length"), out=route_indptr[1:])
+    n_total = len(kind)
+    succ_indptr, succ_indices = group_by(n_total, *_chain_edges(blocks, first_op))
+    chip_indptr, chip_ops, op_rank = order_chips(n_chips, chip, prio)
+    graph = Graph(
+        op_kind=kind,
+        op_chip=chip,
+        op_cost=_joined(blocks, "cost"),
+        op_latency=_joined(blocks, "latency"),
+        op_rank=op_rank,
+        chip_indptr=chip_indptr,
+        chip_ops=chip_ops,
+        route_indptr=route_indptr,
+        route_indices=_joined(blocks, "route_links"),
+        route_count=_joined(blocks, "route_count"),
+        route_op=np.repeat(np.arange(n_total, dtype=np.int32), np.diff(route_indptr)),
+        succ_indptr=succ_indptr,
+        succ_indices=succ_indices,
+        pred_count=count_predecessors(n_total, succ_indices),
+        link_capacity=link_capacity,
+    )
+    leave_ops = _flat([b.leave_op + first_op[i] for i, b in enumerate(blocks)])
+    arrive_ops = _flat([b.arrive_op + first_op[i] for i, b in enumerate(blocks)])
+    leave_indptr, leave_ops = group_by(n_chips, _joined(blocks, "leave_chip"), leave_ops)
+    arrive_indptr, arrive_ops = group_by(n_chips, _joined(blocks, "arrive_chip"), arrive_ops)
+    return OpGraph(
+        graph=graph,
+        op_src=src,
+        op_dst=_joined(blocks, "dst"),
+        op_reason=_joined(blocks, "reason"),
+        op_layer=np.repeat(np.asarray(layers, np.int32), n_ops),
+        op_step=_joined(blocks, "step"),
+        leave_indptr=leave_indptr,
+        leave_ops=leave_ops,
+        arrive_indptr=arrive_indptr,
+        arrive_ops=arrive_ops,
+        n_chips=n_chips,
+    )
+
+
+def _joined(blocks: Sequence[Block], name: str) -> NDArray[Any]:
+    return np.concatenate([getattr(b, name) for b in blocks])
+
+
+def _chain_edges(blocks: Sequence[Block], first_op: NDArray[np.int64]) -> tuple[Ids, Ids]:
+    """Edges inside every block and between consecutive ones."""
     preds, succs = [], []
     joins: dict[tuple[int, int], tuple[Ids, Ids]] = {}
     for i, block in enumerate(blocks):
@@ -219,39 +298,4 @@ def chain_blocks(blocks: Sequence[Block], layers: Sequence[int], network: Networ
                 joins[key] = _join(block, blocks[i + 1])
             preds.append(joins[key][0] + first_op[i])
             succs.append(joins[key][1] + first_op[i + 1])
-    kind = np.concatenate([b.kind for b in blocks])
-    src = np.concatenate([b.src for b in blocks])
-    chip = np.where(kind == COMPUTE, src, np.int32(NONE))
-    prio = np.concatenate([b.prio + first_prio[i] for i, b in enumerate(blocks)])
-    route_indptr = np.zeros(len(kind) + 1, np.int64)
-    np.cumsum(np.concatenate([b.route_length for b in blocks]), out=route_indptr[1:])
-    links = np.concatenate([b.route_links for b in blocks])
-    n_total = len(kind)
-    succ_indptr, succ_indices = group_by(n_total, _flat(preds), _flat(succs))
-    chip_indptr, chip_ops, op_rank = order_chips(n_chips, chip, prio)
-    graph = Graph(
-        op_kind=kind,
-        op_chip=chip,
-        op_cost=np.concatenate([b.cost for b in blocks]),
-        op_latency=np.concatenate([b.latency for b in blocks]),
-        op_rank=op_rank,
-        chip_indptr=chip_indptr,
-        chip_ops=chip_ops,
-        route_indptr=route_indptr,
-        route_indices=links,
-        route_count=np.ones(len(links)),
-        route_op=np.repeat(np.arange(n_total, dtype=np.int32), np.diff(route_indptr)),
-        succ_indptr=succ_indptr,
-        succ_indices=succ_indices,
-        pred_count=count_predecessors(n_total, succ_indices),
-        link_capacity=network.link_capacity,
-    )
-    return OpGraph(
-        graph=graph,
-        op_src=src,
-        op_dst=np.concatenate([b.dst for b in blocks]),
-        op_reason=np.concatenate([b.reason for b in blocks]),
-        op_layer=np.repeat(np.asarray(layers, np.int32), n_ops),
-        op_step=np.concatenate([b.step for b in blocks]),
-        n_chips=n_chips,
-    )
+    return _flat(preds), _flat(succs)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -23,13 +24,35 @@ from g5cp_vec.mapping.network import Network, build_network
 from g5cp_vec.mapping.ranks import rank_chips
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Structure:
-    """A graph, what its cost ids mean, and the network it runs on."""
+    """A graph as a chain of blocks, what its cost ids mean, and the network it runs on.
 
-    ops: OpGraph
+    Attributes
+    ----------
+    blocks : list of Block
+        Distinct blocks.
+    chain : list of int
+        Index into ``blocks``, in program order.
+    layers : list of int
+        Layer of the model at each place of the chain, -1 for none.
+    keys : CostKeys
+    network : Network
+    n_chips : int
+    """
+
+    blocks: list[Block]
+    chain: list[int]
+    layers: list[int]
     keys: CostKeys
     network: Network
+    n_chips: int
+
+    @cached_property
+    def ops(self) -> OpGraph:
+        """The whole graph, every rank and every layer."""
+        chained = [self.blocks[i] for i in self.chain]
+        return chain_blocks(chained, self.layers, self.network.link_capacity, self.n_chips)
 
 
 def layer_kinds(model: Model) -> tuple[list[LayerKind], list[int]]:
@@ -57,7 +80,7 @@ def structure_key(dep: Deployment, network: Network) -> Hashable:
 
 
 def build_structure(dep: Deployment, network: Network | None = None) -> Structure:
-    """Build the operation graph of a deployment, every rank and every layer.
+    """Build the blocks of a deployment's operation graph, all ranks of each distinct layer.
 
     Parameters
     ----------
@@ -80,24 +103,29 @@ def build_structure(dep: Deployment, network: Network | None = None) -> Structur
     # Ranks that hold tokens between layers: in decode only the owners.
     holders = ranks[:, :, :1] if dep.phase == "decode" else ranks
     blocks = [_embedding(network, holders[:, 0], keys)]
-    layers = [-1]
+    chain, layers = [0], [-1]
+
+    def append(block: Block) -> None:
+        blocks.append(block)
+        chain.append(len(blocks) - 1)
+        layers.append(-1)
+
     for stage, stage_range in enumerate(stage_layers(dep.model.n_layers, dep.pp)):
         if stage > 0:
-            blocks.append(_transfer(network, holders[:, stage - 1], holders[:, stage], keys))
-            layers.append(-1)
-        by_kind: dict[int, Block] = {}
+            append(_transfer(network, holders[:, stage - 1], holders[:, stage], keys))
+        by_kind: dict[int, int] = {}
         for layer in stage_range:
             kind = sequence[layer]
             if kind not in by_kind:
                 b = BlockBuilder(network)
                 add_layer(b, ranks[:, stage], plan, keys, kind, kinds[kind].ffn)
-                by_kind[kind] = b.build()
-            blocks.append(by_kind[kind])
+                by_kind[kind] = len(blocks)
+                blocks.append(b.build())
+            chain.append(by_kind[kind])
             layers.append(layer)
     # The last token of a head-tail split lives on cp coordinate 0, which also owns the tokens in decode.
-    blocks.append(_head(network, ranks[:, -1, :1], keys))
-    layers.append(-1)
-    return Structure(chain_blocks(blocks, layers, network, dep.n_chips), keys, network)
+    append(_head(network, ranks[:, -1, :1], keys))
+    return Structure(blocks, chain, layers, keys, network, dep.n_chips)
 
 
 def _embedding(network: Network, ranks: Ids, keys: CostKeys) -> Block:

@@ -11,7 +11,7 @@ import polars as pl
 
 from g5cp_vec.config.expansion import Expansion
 from g5cp_vec.config.grid import Grid, load_grid, load_point
-from g5cp_vec.errors import ConfigError
+from g5cp_vec.errors import ConfigError, InfeasibleError
 from g5cp_vec.runner.local import LocalRunner
 from g5cp_vec.runner.plan import Plan, build_plan
 from g5cp_vec.runner.schema import SCHEMA
@@ -67,22 +67,24 @@ def set_jobs(jobs: int | None) -> None:
 
 
 def run_sweep(
-    grid: GridLike,
+    grid: GridLike | Grid,
     out: str | Path | None = None,
     *,
     jobs: int | None = None,
     audit: str = "sample",
+    fidelity: str = "exact",
     resume: bool = True,
     on_plan: Callable[[Expansion, Plan], None] = lambda expansion, plan: None,
     on_progress: Callable[[int], None] = lambda n: None,
+    on_resumed: Callable[[int], None] = lambda n: None,
     collect: bool = True,
 ) -> pl.DataFrame:
     """Simulate every point of a grid.
 
     Parameters
     ----------
-    grid : path or mapping
-        A grid file, or the same parsed.
+    grid : path, mapping or Grid
+        A grid file, or the same parsed, or checked.
     out : path, optional
         Folder for the Parquet parts and the manifest; without it nothing is written.
     jobs : int, optional
@@ -90,10 +92,14 @@ def run_sweep(
     audit : {"sample", "all", "none"}
         Which rows get the conservation KPIs; ``sample`` takes the first row of every structure and every row whose
         grid index is a multiple of 1000.
+    fidelity : {"exact", "full"}
+        ``full`` simulates every rank and every layer; ``exact`` uses symmetry and repetition, without approximation.
     resume : bool
         Skip parts that are finished in ``out``; otherwise start afresh.
     on_plan, on_progress : callable
         Called once with expansion and plan, and with the number of rows finished since the last call.
+    on_resumed : callable
+        Called with the number of rows of each part that was found finished.
     collect : bool
         Whether to return the rows; an empty frame otherwise.
 
@@ -107,20 +113,22 @@ def run_sweep(
     ConfigError, InfeasibleError
         The grid is wrong; with ``on_invalid = "error"``, a point cannot be.
     """
-    checked = load_grid(grid)
+    checked = grid if isinstance(grid, Grid) else load_grid(grid)
     set_jobs(jobs)
     if audit not in ("sample", "all", "none"):
         raise ConfigError(f"audit: expected sample, all or none, got {audit!r}")
+    if fidelity not in ("exact", "full"):
+        raise ConfigError(f"fidelity: expected exact or full, got {fidelity!r}")
     expansion, plan = expand_and_plan(checked)
     on_plan(expansion, plan)
     n_rows_of_part = [sum(batch.n_rows for batch in part) for part in plan.parts]
-    contents = {"grid": checked.canonical(), "audit": audit}
+    contents = {"grid": checked.canonical(), "audit": audit, "fidelity": fidelity}
     store = None if out is None else Store(Path(out), contents, n_rows_of_part, resume=resume)
-    runner = LocalRunner(expansion, plan, audit, on_progress)
+    runner = LocalRunner(expansion, plan, audit, fidelity, on_progress)
     frames = []
     for number, part in enumerate(plan.parts):
         if store is not None and store.has(number):
-            on_progress(n_rows_of_part[number])
+            on_resumed(n_rows_of_part[number])
             if collect:
                 frames.append(pl.read_parquet(store.path(number)))
             continue
@@ -132,13 +140,15 @@ def run_sweep(
     return pl.concat(frames).sort("row") if frames else pl.DataFrame(schema=SCHEMA)
 
 
-def run_point(point: GridLike) -> Result:
+def run_point(point: GridLike, *, fidelity: str = "exact") -> Result:
     """Simulate one point, always audited.
 
     Parameters
     ----------
     point : path or mapping
         Like a grid with ``[fixed]`` only.
+    fidelity : {"exact", "full"}
+        See `run_sweep`.
 
     Raises
     ------
@@ -146,7 +156,8 @@ def run_point(point: GridLike) -> Result:
         The file is wrong, or the point cannot be deployed.
     """
     expansion = load_point(point).expand()
-    expansion.refuse_invalid()
+    if expansion.reasons:
+        raise InfeasibleError(f"{point if isinstance(point, str | Path) else '<mapping>'}: {expansion.reasons[0]}")
     plan = build_plan(expansion)
-    runner = LocalRunner(expansion, plan, "all")
+    runner = LocalRunner(expansion, plan, "all", fidelity)
     return Result(runner.run_part(plan.parts[0]).row(0, named=True))

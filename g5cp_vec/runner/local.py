@@ -16,9 +16,10 @@ from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import Expansion
 from g5cp_vec.cost.math_path import math_times
 from g5cp_vec.cost.rows import CostRows, cost_rows
-from g5cp_vec.engine.arrays import Costs, make_workspace
-from g5cp_vec.engine.batch import run_rows
-from g5cp_vec.engine.measure import MAKESPAN_S, N_MEASURES
+from g5cp_vec.engine.arrays import Costs, Graph, make_workspace
+from g5cp_vec.engine.batch import NOT_PERIODIC, run_rows
+from g5cp_vec.engine.fold import is_periodic
+from g5cp_vec.engine.measure import MAKESPAN_S, N_MEASURES, Tags
 from g5cp_vec.engine.schedule import simulate
 from g5cp_vec.mapping.load import Load, build_load
 from g5cp_vec.mapping.structure import build_structure
@@ -27,7 +28,7 @@ from g5cp_vec.runner.plan import Batch, Plan, Slice
 from g5cp_vec.runner.results import Columns
 from g5cp_vec.runner.schema import KPIS
 from g5cp_vec.runner.status import raise_for_status
-from g5cp_vec.runner.template import Template, build_template
+from g5cp_vec.runner.template import Chain, Template
 
 # Ops simulated between two looks at the progress bar and at the keyboard.
 OPS_PER_CALL = 2 * 10**7
@@ -51,16 +52,24 @@ class LocalRunner:
     expansion : Expansion
     plan : Plan
     audit_rows : {"sample", "all", "none"}
+    fidelity : {"exact", "full"}
+        Whether symmetry and repetition are used; the results are the same.
     on_progress : callable
         Called with the number of rows finished since the last call.
     """
 
     def __init__(
-        self, expansion: Expansion, plan: Plan, audit_rows: str, on_progress: Callable[[int], None] = lambda n: None
+        self,
+        expansion: Expansion,
+        plan: Plan,
+        audit_rows: str,
+        fidelity: str = "exact",
+        on_progress: Callable[[int], None] = lambda n: None,
     ) -> None:
         self.expansion = expansion
         self.plan = plan
         self.audit_rows = audit_rows
+        self.fidelity = fidelity
         self.on_progress = on_progress
         self._template: tuple[Hashable, Template] | None = None
 
@@ -116,28 +125,28 @@ class LocalRunner:
             self._template = None  # freed before the next is built
             dep, _, _ = self._deployment(batch.slices[0])
             structure = build_structure(dep, self.plan.networks[batch.slices[0].deployment])
-            self._template = (batch.key, build_template(structure))
+            self._template = (batch.key, Template(structure, reduced=self.fidelity == "exact"))
         return self._template[1]
 
     def _run_simulated(self, batch: Batch) -> list[tuple[int, Columns]]:
         template = self.template(batch)
         costs = [self._costs(template, s) for s in batch.slices]
         joined = CostRows(*(np.concatenate(column) for column in zip(*costs, strict=True)))
-        measures, n_events = _simulate_rows(template, joined, self.on_progress)
+        simulated = simulate_rows(template, joined, self.on_progress)
         pieces = []
         begin = 0
         for s, rows in zip(batch.slices, costs, strict=True):
             end = begin + len(s.rows)
             dep, _, _ = self._deployment(s)
-            step_s = measures[begin:end, MAKESPAN_S]
-            n_ops = len(template.op_role)
+            measures = simulated.measures[begin:end]
+            step_s = measures[:, MAKESPAN_S]
             columns = {
                 **self._common(s, step_s),
-                **results.simulated_columns(dep, measures[begin:end]),
+                **results.simulated_columns(dep, template, measures, rows.duration_s),
                 **results.traffic_columns(dep, template, rows.bytes, rows.capacity, step_s),
-                "n_ops": np.full(len(s.rows), n_ops),
-                "n_ops_simulated": np.full(len(s.rows), n_ops),
-                "n_events": n_events[begin:end],
+                "n_ops": np.full(len(s.rows), template.n_ops),
+                "n_ops_simulated": simulated.n_ops[begin:end],
+                "n_events": simulated.n_events[begin:end],
                 **self._audit(template, s, rows, batch.is_first and begin == 0),
             }
             pieces.append((len(s.rows), columns))
@@ -172,37 +181,72 @@ def _reason_digest(expansion: Expansion, deployment: int) -> int:
     return int.from_bytes(hashlib.sha256(repr(written).encode()).digest()[:8], "big")
 
 
-def _simulate_rows(
-    template: Template, costs: CostRows, on_progress: Callable[[int], None]
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Run rows through the kernel, a bounded amount of work per call."""
-    graph, ops = template.structure.ops.graph, template.structure.ops
+class Simulated(NamedTuple):
+    """What the kernel says of rows: measures (n_rows, N_MEASURES), instants and ops simulated (n_rows,)."""
+
+    measures: NDArray[np.float64]
+    n_events: NDArray[np.int64]
+    n_ops: NDArray[np.int64]
+
+
+def simulate_rows(
+    template: Template, costs: CostRows, on_progress: Callable[[int], None] = lambda n: None
+) -> Simulated:
+    """Run rows through the kernel, each on the shortest chain on which its layers are periodic."""
     n_rows = len(costs.duration_s)
-    measures, n_events = np.zeros((n_rows, N_MEASURES)), np.zeros(n_rows, np.int64)
-    info = np.zeros((n_rows, 2), np.int64)
-    n_workers = numba.get_num_threads()
-    per_call = max(n_workers, OPS_PER_CALL // max(len(template.op_role), 1))
-    bytes_ = costs.bytes.astype(np.float64)
-    for begin in range(0, n_rows, per_call):
-        part = slice(begin, begin + per_call)
-        run_rows(
-            graph, ops.op_src, ops.op_dst, template.op_role,
-            costs.duration_s[part], bytes_[part], costs.latency_s[part], costs.capacity[part],
-            n_workers, measures[part], n_events[part], info[part],
-        )  # fmt: skip
-        on_progress(len(measures[part]))
-    failed = np.flatnonzero(info[:, 0])
+    done = Simulated(np.zeros((n_rows, N_MEASURES)), np.zeros(n_rows, np.int64), np.zeros(n_rows, np.int64))
+    left = np.arange(n_rows)
+    for kept in template.kept_units():
+        chain = template.chain(kept)
+        n_ops = len(chain.tags.op_role)
+        per_call = max(numba.get_num_threads(), OPS_PER_CALL // max(n_ops, 1))
+        again = []
+        for begin in range(0, len(left), per_call):
+            rows = left[begin : begin + per_call]
+            status = _run_chain(chain.graph, chain.tags, costs, rows, done)
+            failed = rows[status[:, 0] == NOT_PERIODIC]
+            done.n_ops[rows] += n_ops
+            again.append(failed)
+            on_progress(len(rows) - len(failed))
+        left = np.concatenate(again)
+        if len(left) == 0:
+            break
+    return done
+
+
+def _run_chain(graph: Graph, tags: Tags, costs: CostRows, rows: NDArray[np.int64], done: Simulated) -> NDArray[np.int64]:
+    """Run some rows on one chain; return their statuses, shape (n_rows, 2)."""
+    measures, n_events = np.zeros((len(rows), N_MEASURES)), np.zeros(len(rows), np.int64)
+    status = np.zeros((len(rows), 2), np.int64)
+    run_rows(
+        graph, tags,
+        costs.duration_s[rows], costs.bytes[rows].astype(np.float64), costs.latency_s[rows], costs.capacity[rows],
+        numba.get_num_threads(), measures, n_events, status,
+    )  # fmt: skip
+    failed = np.flatnonzero(status[:, 0] > 0)
     if len(failed):
-        raise_for_status(int(info[failed[0], 0]), info[failed[0], 1:], "simulation")
-    return measures, n_events
+        raise_for_status(int(status[failed[0], 0]), status[failed[0], 1:], "simulation")
+    done.measures[rows] = measures
+    done.n_events[rows] += n_events
+    return status
 
 
-def simulate_point(template: Template, costs: CostRows, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return start and end of every op of one row (s)."""
-    graph = template.structure.ops.graph
+def _simulate_chain(chain: Chain, costs: CostRows, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    graph = chain.graph
     n_ops = len(graph.op_kind)
     start_s, finish_s, info = np.full(n_ops, np.nan), np.full(n_ops, np.nan), np.zeros(2, np.int64)
     workspace = make_workspace(n_ops, len(graph.chip_indptr) - 1, len(graph.link_capacity), len(graph.route_indices))
     c = Costs(costs.duration_s[row], costs.bytes[row].astype(np.float64), costs.latency_s[row], costs.capacity[row])
     raise_for_status(simulate(graph, c, workspace, start_s, finish_s, info), info, "simulation")
     return start_s, finish_s
+
+
+def simulate_point(template: Template, costs: CostRows, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return start and end of every op of the whole graph for one row (s), however little of it was simulated."""
+    for kept in template.kept_units():
+        chain = template.chain(kept)
+        times = _simulate_chain(chain, costs, row)
+        windows_s = np.zeros((len(chain.tags.runs), 2))
+        if all(is_periodic(*times, run, windows_s[i]) for i, run in enumerate(chain.tags.runs)):
+            break
+    return template.expand(chain, times[0], windows_s), template.expand(chain, times[1], windows_s)

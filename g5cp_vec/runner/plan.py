@@ -20,7 +20,7 @@ from g5cp_vec.mapping.structure import structure_key
 
 ROWS_PER_PART = 50_000
 # Simulated ops after which a part is written: tens of seconds of work at most.
-OPS_PER_PART = 2 * 10**8
+OPS_PER_PART = 4 * 10**7
 
 
 class Slice(NamedTuple):

@@ -80,19 +80,26 @@ def step_columns(dep: Deployment, load: Load, step_s: NDArray[np.float64]) -> Co
     }
 
 
-def simulated_columns(dep: Deployment, measures: NDArray[np.float64]) -> Columns:
-    """Times of the reported rank from the engine's measures, shape (n_points, N_MEASURES)."""
-    comm, exposed = measures[:, measure.COMM_S], measures[:, measure.EXPOSED_COMM_S]
+def simulated_columns(
+    dep: Deployment, template: Template, measures: NDArray[np.float64], duration_s: NDArray[np.float64]
+) -> Columns:
+    """Times of the reported rank from the engine's measures, shape (n_points, N_MEASURES), and the op durations."""
+    chip = measures[:, measure.CHIP].astype(np.int64)
+
+    def busy(which: str) -> NDArray[np.float64]:
+        result: NDArray[np.float64] = (template.computes[which][chip] * duration_s).sum(axis=1)
+        return result
+
     columns = {
-        "compute_s": measures[:, measure.COMPUTE_S],
-        "attention_s": measures[:, measure.ATTENTION_S],
-        "overhead_s": measures[:, measure.N_COMPUTES] * op_overhead_s(dep),
-        **_overlap(comm, exposed),
+        "compute_s": busy("all"),
+        "attention_s": busy("attention"),
+        "overhead_s": template.computes["all"][chip].sum(axis=1) * op_overhead_s(dep),
+        **_overlap(measures[:, measure.COMM_S], measures[:, measure.EXPOSED_COMM_S]),
     }
     if dep.phase == "prefill" and dep.cp > 1:
         columns |= {
             "ring_s": measures[:, measure.RING_S],
-            "ring_compute_s": measures[:, measure.RING_COMPUTE_S],
+            "ring_compute_s": busy("ring"),
             "ring_comm_s": measures[:, measure.RING_COMM_S],
             "peak_ring_blocks": measures[:, measure.PEAK_RING_BLOCKS].astype(np.int64),
         }

@@ -1,20 +1,25 @@
-"""A structure made ready to run: the engine's arrays, what each op's role is, and which bytes each rank and link sees.
+"""A structure made ready to run: chains of decreasing length, and what each rank and link has to do with.
 
-Traffic needs no simulation: how many messages of each kind a rank sends is part of the structure, so the bytes of
-every point are one integer matrix product away.
+The shortest chain holds one op per symmetry class and few units of every run of repeated layers. A point whose
+layers do not settle into a period on it is simulated on the next longer one, at last on one that leaves out nothing.
+Traffic and busy times need no simulation: how often a rank sends each kind of message is part of the structure, so
+the bytes of every point are one integer matrix product away.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from g5cp_vec.engine.arrays import COMPUTE, FLOW
-from g5cp_vec.engine.measure import ROLE_ATTENTION, ROLE_RING_FIRST, ROLE_RING_FLOW, ROLE_RING_LAST, ROLE_RING_STEP
-from g5cp_vec.mapping.graph import REASON, OpGraph
+from g5cp_vec.engine.arrays import COMPUTE, FLOW, Graph
+from g5cp_vec.engine.fold import unfold
+from g5cp_vec.engine.measure import ROLE_RING_FIRST, ROLE_RING_FLOW, ROLE_RING_LAST, Tags
+from g5cp_vec.mapping.graph import REASON, Block, OpGraph, chain_blocks
+from g5cp_vec.mapping.reduce import Quotient, Run, find_classes, find_runs
 from g5cp_vec.mapping.structure import Structure
 
 # Column of the results -> (reason of the flows, which end of a flow owns them).
@@ -27,76 +32,159 @@ TRAFFIC = {
     "pp_bytes": ("pp", "src"),
 }
 
-
-@dataclass(frozen=True, slots=True)
-class LinkLoads:
-    """Distinct loads of links: ``messages[i]`` of each bytes id cross link ``link[i]``, whose capacity id is given.
-
-    Links with equal loads and capacity are listed once, by the lowest; rows ascend by link.
-    """
-
-    link: NDArray[np.int64]
-    capacity: NDArray[np.int32]
-    messages: NDArray[np.int64]
+# Units of a run that the chains keep, shortest first. Two are enough when nothing is in flight between layers; four
+# leave ranks that drift apart a unit to settle in. None: all of them.
+KEPT_UNITS = (2, 4, None)
 
 
-@dataclass(frozen=True, slots=True)
+class Chain(NamedTuple):
+    """A graph to simulate, with its tags, which name the runs it shortens."""
+
+    ops: OpGraph
+    tags: Tags
+
+    @property
+    def graph(self) -> Graph:
+        """The engine's arrays."""
+        return self.ops.graph
+
+
 class Template:
-    """A structure, and what is derived from it once for all points that share it.
+    """A structure ready to run.
+
+    Parameters
+    ----------
+    structure : Structure
+    reduced : bool
+        Whether to simulate symmetry classes and to fold repeated layers.
 
     Attributes
     ----------
-    structure : Structure
-    op_role : ndarray of int8, shape (n_ops,)
-    sent : dict
-        For each column of `TRAFFIC`: distinct rows of messages per bytes id over ranks, shape (n_distinct, n_ids).
-    loads : LinkLoads
+    quotient : Quotient or None
+    chips, links : ndarrays of int32
+        First member of every chip and link class; every chip and link when not reduced.
     """
 
-    structure: Structure
-    op_role: NDArray[np.int8]
-    sent: dict[str, NDArray[np.int64]]
-    loads: LinkLoads
+    def __init__(self, structure: Structure, *, reduced: bool) -> None:
+        self.structure = structure
+        self.quotient: Quotient | None = find_classes(structure) if reduced else None
+        self.chips = self.quotient.chips if self.quotient else np.arange(structure.n_chips, dtype=np.int32)
+        self.links = self.quotient.links if self.quotient else np.arange(structure.network.n_links, dtype=np.int32)
+        self.runs: list[Run] = find_runs(structure.chain) if reduced else []
+        self._chains: dict[int | None, Chain] = {}
+        self._occurrences = Counter(structure.chain)
+
+    @property
+    def n_ops(self) -> int:
+        """Ops of the whole graph, every rank and every layer."""
+        return sum(len(self.structure.blocks[i].kind) * n for i, n in self._occurrences.items())
+
+    def kept_units(self) -> tuple[int | None, ...]:
+        """Chains to try for a point, shortest first."""
+        longest = max((run.repeats for run in self.runs), default=0)
+        return tuple(kept for kept in KEPT_UNITS if kept is None or kept < longest)
+
+    def chain(self, kept: int | None) -> Chain:
+        """Return the chain that keeps ``kept`` units of every run (all for None); built once."""
+        if kept not in self._chains:
+            self._chains[kept] = self._build_chain(kept)
+        return self._chains[kept]
+
+    def _build_chain(self, kept: int | None) -> Chain:
+        s, q = self.structure, self.quotient
+        if q is None:
+            return Chain(s.ops, _tags(s.ops, np.zeros((0, 4), np.int64)))
+        places: list[int] = []
+        shortened: list[tuple[int, int, int, int]] = []
+        at = 0
+        for run in self.runs:
+            places += range(at, run.first)
+            n_kept = run.repeats if kept is None else min(kept, run.repeats)
+            if n_kept < run.repeats:
+                shortened.append((len(places), run.unit, n_kept, run.repeats - n_kept))
+            places += range(run.first, run.first + n_kept * run.unit)
+            at = run.first + run.repeats * run.unit
+        places += range(at, len(s.chain))
+        blocks = [q.blocks[s.chain[place]] for place in places]
+        ops = chain_blocks(blocks, [s.layers[place] for place in places], q.link_capacity, len(q.chips))
+        first_op = np.concatenate([[0], np.cumsum([len(b.kind) for b in blocks])])
+        runs = [(first_op[i], first_op[i + unit] - first_op[i], n, extra) for i, unit, n, extra in shortened]
+        return Chain(ops, _tags(ops, np.array(runs, np.int64).reshape(-1, 4)))
+
+    def expand(self, chain: Chain, times_s: NDArray[np.float64], windows_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the times of every op of the whole graph from those of a chain's ops (s)."""
+        if self.quotient is None:
+            return times_s
+        s, q = self.structure, self.quotient
+        n_classes = [len(q.blocks[i].kind) for i in s.chain]
+        unfolded = unfold(times_s, chain.tags.runs, windows_s, sum(n_classes))
+        first = np.concatenate([[0], np.cumsum(n_classes)])
+        return unfolded[np.concatenate([q.op_class[i] + first[place] for place, i in enumerate(s.chain)])]
+
+    def _per_chip(self, n_ids: int, which: Any) -> NDArray[np.int64]:
+        """Count over the whole chain, per chip class and cost id, the ops that ``which(block)`` names as (chip, id)."""
+        position = np.full(self.structure.n_chips, -1, np.int64)
+        position[self.chips] = np.arange(len(self.chips))
+        total = np.zeros((len(self.chips), n_ids), np.int64)
+        for i, n in self._occurrences.items():
+            chips, ids = which(self.structure.blocks[i])
+            kept = position[chips] >= 0
+            flat = position[chips[kept]] * n_ids + ids[kept]
+            total += n * np.bincount(flat, minlength=total.size).reshape(total.shape)
+        return total
+
+    @cached_property
+    def computes(self) -> dict[str, NDArray[np.int64]]:
+        """Computes of each chip class per duration id: ``all``, ``attention``, and ``ring`` (steps of a ring)."""
+        n_ids = len(self.structure.keys.durations)
+        names = [key[0] for key in self.structure.keys.durations]
+        everything = self._per_chip(n_ids, lambda b: (b.src[b.kind == COMPUTE], b.cost[b.kind == COMPUTE]))
+        is_attention = np.array([name in ("attention", "ring_step", "partial") for name in names])
+        is_ring = np.array([name == "ring_step" for name in names])
+        return {"all": everything, "attention": everything * is_attention, "ring": everything * is_ring}
+
+    @cached_property
+    def sent(self) -> dict[str, NDArray[np.int64]]:
+        """For each column of `TRAFFIC`: distinct rows of messages per bytes id over ranks."""
+
+        def of(reason: str, end: str) -> Any:
+            def which(b: Block) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+                chosen = (b.kind == FLOW) & (b.reason == REASON[reason])
+                return (b.src if end == "src" else b.dst)[chosen], b.cost[chosen]
+
+            return which
+
+        n_ids = max(len(self.structure.keys.bytes), 1)
+        return {c: np.unique(self._per_chip(n_ids, of(*spec)), axis=0) for c, spec in TRAFFIC.items()}
+
+    @cached_property
+    def loads(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Links with distinct loads (the lowest of each, ascending), and their messages per bytes id."""
+        n_ids = max(len(self.structure.keys.bytes), 1)
+        position = np.full(self.structure.network.n_links, -1, np.int64)
+        position[self.links] = np.arange(len(self.links))
+        total = np.zeros((len(self.links), n_ids), np.int64)
+        for i, n in self._occurrences.items():
+            b = self.structure.blocks[i]
+            kept = position[b.route_links] >= 0
+            flat = position[b.route_links[kept]] * n_ids + np.repeat(b.cost, b.route_length)[kept]
+            total += n * np.bincount(flat, minlength=total.size).reshape(total.shape)
+        capacity = self.structure.network.link_capacity[self.links]
+        _, first = np.unique(np.column_stack([capacity, total]), axis=0, return_index=True)
+        first.sort()
+        return self.links[first], total[first]
 
 
-def build_template(structure: Structure) -> Template:
-    """Derive what every point of a structure needs."""
-    ops = structure.ops
-    n_ids = max(len(structure.keys.bytes), 1)
-    sent = {column: _messages_per_rank(ops, n_ids, reason, end) for column, (reason, end) in TRAFFIC.items()}
-    return Template(structure, _roles(ops), sent, _link_loads(structure, n_ids))
-
-
-def _roles(ops: OpGraph) -> NDArray[np.int8]:
+def _tags(ops: OpGraph, runs: NDArray[np.int64]) -> Tags:
     role = np.zeros(len(ops.op_reason), np.int8)
-    compute = ops.graph.op_kind == COMPUTE
-    attention = compute & (ops.op_reason == REASON["attention"])
-    role[attention] |= ROLE_ATTENTION
     ring_flow = ops.op_reason == REASON["cp_pass_kv"]
-    role[ring_flow] |= ROLE_RING_FLOW
+    role[ring_flow] = ROLE_RING_FLOW
     if ring_flow.any():
+        attention = ops.op_reason == REASON["attention"]
         last = int(ops.op_step[attention].max())
-        role[attention] |= ROLE_RING_STEP
         role[attention & (ops.op_step == 0)] |= ROLE_RING_FIRST
         role[attention & (ops.op_step == last)] |= ROLE_RING_LAST
-    return role
-
-
-def _messages_per_rank(ops: OpGraph, n_ids: int, reason: str, end: str) -> NDArray[np.int64]:
-    chosen = (ops.graph.op_kind == FLOW) & (ops.op_reason == REASON[reason])
-    chips = (ops.op_src if end == "src" else ops.op_dst)[chosen].astype(np.int64)
-    per_rank = np.bincount(chips * n_ids + ops.graph.op_cost[chosen], minlength=ops.n_chips * n_ids)
-    return np.unique(per_rank.reshape(ops.n_chips, n_ids), axis=0)
-
-
-def _link_loads(structure: Structure, n_ids: int) -> LinkLoads:
-    graph, n_links = structure.ops.graph, structure.network.n_links
-    entry = graph.route_indices.astype(np.int64) * n_ids + graph.op_cost[graph.route_op]
-    messages = np.bincount(entry, minlength=n_links * n_ids).reshape(n_links, n_ids)
-    keyed = np.column_stack([graph.link_capacity, messages])
-    _, first = np.unique(keyed, axis=0, return_index=True)
-    first.sort()
-    return LinkLoads(first, graph.link_capacity[first], messages[first])
+    return Tags(role, ops.leave_indptr, ops.leave_ops, ops.arrive_indptr, ops.arrive_ops, runs)
 
 
 def most_sent(template: Template, column: str, message_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -115,18 +203,14 @@ def most_sent(template: Template, column: str, message_bytes: NDArray[np.int64])
 
 def busiest_link(
     template: Template, message_bytes: NDArray[np.int64], capacity: NDArray[np.float64], step_s: NDArray[np.float64]
-) -> tuple[list[Any], NDArray[np.float64]]:
+) -> tuple[list[str | None], NDArray[np.float64]]:
     """Name and utilisation (bytes / (capacity * step)) of the most used link of every point; None without traffic."""
-    loads = template.loads
-    if len(loads.link) == 0:
+    links, messages = template.loads
+    if len(links) == 0:
         return [None] * len(step_s), np.full(len(step_s), np.nan)
-    use = (message_bytes @ loads.messages.T) / (capacity[:, loads.capacity] * step_s[:, None])
+    network = template.structure.network
+    use = (message_bytes @ messages.T) / (capacity[:, network.link_capacity[links]] * step_s[:, None])
     worst = use.argmax(axis=1)
     value = use[np.arange(len(use)), worst]
-    names = [structure_name(template, int(loads.link[i])) for i in range(len(loads.link))]
+    names = [network.link_name(int(link)) for link in links]
     return [names[i] if v > 0 else None for i, v in zip(worst, value, strict=True)], np.where(value > 0, value, np.nan)
-
-
-def structure_name(template: Template, link: int) -> str:
-    """Name of a link."""
-    return template.structure.network.link_name(link)

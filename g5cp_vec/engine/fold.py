@@ -1,0 +1,136 @@
+"""Repeated layers: is a short chain already periodic, and what follows for the long one?
+
+A run of R equal units is simulated with K < R of them. Let t_a and t_b be the first starts of units K-2 and K-1. If
+the state at t_b is the state at t_a moved by one unit and by P = t_b - t_a, then so is every later state of a longer
+run until its end comes into sight, and the end is the same for both: T(R) = T(K) + (R - K) P, exactly.
+
+The states are equal when, over the past that decides them (back to the start of the oldest op in flight at t_a),
+every op and its image one unit later started and ended P apart, the same ops have started and ended, nothing from
+before the run is left and nothing from after it has begun. All comparisons are to 1e-12 of the period.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from g5cp_vec.engine._jit import kernel
+
+PERIOD_RTOL = 1e-12
+
+# Columns of a run: first op, ops of a unit, units simulated, units left out.
+RUN_FIRST = 0
+RUN_UNIT = 1
+RUN_KEPT = 2
+RUN_EXTRA = 3
+
+
+@kernel
+def _first_start(start_s, begin, end):
+    first_s = np.inf
+    for op in range(begin, end):
+        first_s = min(first_s, start_s[op])
+    return first_s
+
+
+@kernel
+def _oldest_in_flight(start_s, finish_s, at_s, eps_s):
+    """Earliest start among the ops in flight at ``at_s``; ``at_s`` itself when there is none."""
+    oldest_s = at_s
+    for op in range(len(start_s)):
+        if start_s[op] <= at_s + eps_s and finish_s[op] > at_s + eps_s:
+            oldest_s = min(oldest_s, start_s[op])
+    return oldest_s
+
+
+@kernel
+def is_periodic(start_s, finish_s, run, out_window_s):
+    """Whether the states at the first starts of a run's last two units are equal up to their distance.
+
+    Parameters
+    ----------
+    start_s, finish_s : ndarrays of float64, shape (n_ops,)
+    run : ndarray of int64, shape (4,)
+        ``RUN_*``.
+    out_window_s : ndarray of float64, shape (2,)
+        t_a and t_b.
+
+    Returns
+    -------
+    bool
+    """
+    first, unit, kept = run[RUN_FIRST], run[RUN_UNIT], run[RUN_KEPT]
+    last = first + (kept - 1) * unit
+    a_s = _first_start(start_s, last - unit, last)
+    b_s = _first_start(start_s, last, last + unit)
+    out_window_s[0], out_window_s[1] = a_s, b_s
+    period_s = b_s - a_s
+    eps_s = PERIOD_RTOL * period_s
+    oldest_s = _oldest_in_flight(start_s, finish_s, a_s, eps_s)
+    for op in range(first):
+        if finish_s[op] > oldest_s + eps_s:
+            return False
+    for op in range(first, first + unit):
+        if finish_s[op] > oldest_s + period_s + eps_s:
+            return False
+    for op in range(last + unit, len(start_s)):
+        if start_s[op] <= b_s + eps_s:
+            return False
+    for op in range(first, last):
+        image = op + unit
+        has_started, has_ended = start_s[op] <= a_s + eps_s, finish_s[op] <= a_s + eps_s
+        if has_started != (start_s[image] <= b_s + eps_s) or has_ended != (finish_s[image] <= b_s + eps_s):
+            return False
+        if has_started and finish_s[op] >= oldest_s - eps_s:
+            if abs(start_s[image] - start_s[op] - period_s) > eps_s:
+                return False
+            if has_ended and abs(finish_s[image] - finish_s[op] - period_s) > eps_s:
+                return False
+    return True
+
+
+@kernel(allocates=True)
+def unfold(times_s, runs, windows_s, n_ops_full):
+    """Times of the whole chain from those of the short one.
+
+    Parameters
+    ----------
+    times_s : ndarray of float64, shape (n_ops_short,)
+        Starts or ends.
+    runs : ndarray of int64, shape (n_runs, 4)
+        In order of the chain.
+    windows_s : ndarray of float64, shape (n_runs, 2)
+    n_ops_full : int
+
+    Returns
+    -------
+    ndarray of float64, shape (n_ops_full,)
+    """
+    out = np.empty(n_ops_full)
+    shift_s = 0.0
+    at, done = 0, 0
+    for r in range(len(runs)):
+        first, unit, kept, extra = runs[r]
+        period_s = windows_s[r, 1] - windows_s[r, 0]
+        while done < first:
+            out[at] = times_s[done] + shift_s
+            at += 1
+            done += 1
+        # The repeated unit is one that had settled: the one before the window's where there is one.
+        settled = max(kept - 3, 0)
+        for copy in range(kept + extra):
+            if copy <= settled:
+                source, moved_s = copy, 0.0
+            elif copy <= settled + extra:
+                source, moved_s = settled, (copy - settled) * period_s
+            else:
+                source, moved_s = copy - extra, extra * period_s
+            for i in range(unit):
+                out[at] = times_s[first + source * unit + i] + moved_s + shift_s
+                at += 1
+        done = first + kept * unit
+        shift_s += extra * period_s
+    while done < len(times_s):
+        out[at] = times_s[done] + shift_s
+        at += 1
+        done += 1
+    return out
