@@ -1,0 +1,99 @@
+"""Follow the K/V blocks of the prefill rings along the sends that took place.
+
+What a send carries is read off its dependencies: the block that a send into the same chip delivered, if it waits for
+one; the chip's own, if it waits for the layer's projection there. Nothing is taken from its step number, which only
+says when the block should have come.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from g5cp_vec.audit.promises import Ints, layers_of_stage, rank_table
+from g5cp_vec.config.deployment import Deployment
+from g5cp_vec.mapping.graph import REASON, OpGraph
+
+Array = NDArray[Any]
+UNKNOWN = -1
+
+
+def lost_kv_blocks(dep: Deployment, ops: OpGraph, pred: Array, succ: Array, ran: NDArray[np.bool_]) -> int:
+    """Count the (layer, rank, block) that were not received exactly once, and at the step of the ring that needs them.
+
+    Parameters
+    ----------
+    dep : Deployment
+    ops : OpGraph
+    pred, succ : ndarrays of int, shape (n_edges,)
+        Dependencies.
+    ran : ndarray of bool, shape (n_ops,)
+        Whether an op ran exactly once.
+    """
+    chips = rank_table(dep)
+    sends = np.flatnonzero(ops.op_reason == REASON["cp_pass_kv"])
+    expected = _expected_cells(dep, chips)
+    if len(sends) == 0:
+        return len(expected)
+    block = _carried_blocks(ops, sends, pred, succ, ran)
+    arrived = ran[sends] & (block != UNKNOWN)
+    sends, block = sends[arrived], block[arrived]
+    at, step = ops.op_dst[sends].astype(np.int64), ops.op_step[sends].astype(np.int64)
+    received = (ops.op_layer[sends].astype(np.int64) * dep.n_chips + at) * dep.n_chips + block
+    in_step = received[block == _due(chips, at, step)]
+    cells = np.unique(np.concatenate([expected, received]))
+    wanted, n_received, n_in_step = (_tally(cells, part) for part in (expected, received, in_step))
+    return int(np.count_nonzero((n_received != wanted) | (n_in_step != wanted)))
+
+
+def _tally(cells: Ints, some: Ints) -> Ints:
+    return np.bincount(np.searchsorted(cells, some), minlength=len(cells))
+
+
+def _expected_cells(dep: Deployment, chips: Ints) -> Ints:
+    """Return (layer * n + rank) * n + block for every block of another rank that a rank must receive, as chips."""
+    if dep.phase != "prefill" or dep.cp == 1:
+        return np.zeros(0, np.int64)
+    parts = []
+    for stage in range(dep.pp):
+        layer = np.array(layers_of_stage(dep, stage), np.int64)[:, None, None, None]
+        for ahead in range(1, dep.cp):
+            rank, block = chips[:, stage], np.roll(chips[:, stage], ahead, axis=1)
+            parts.append(np.ravel((layer * dep.n_chips + rank) * dep.n_chips + block))
+    return np.concatenate(parts)
+
+
+def _due(chips: Ints, at: Ints, step: Ints) -> Ints:
+    """Return the chip whose block the send of a step brings to a chip: rank r receives r - 1 - step, round the ring."""
+    place = np.empty(chips.size, np.int64)
+    place[chips.ravel()] = np.arange(chips.size)
+    dp, pp, cp, tp = np.unravel_index(place[at], chips.shape)
+    due: Ints = chips[dp, pp, (cp - 1 - step) % chips.shape[2], tp]
+    return due
+
+
+def _carried_blocks(ops: OpGraph, sends: Array, pred: Array, succ: Array, ran: NDArray[np.bool_]) -> Ints:
+    """Return the chip whose block each send carries, `UNKNOWN` where the dependencies do not say."""
+    n = len(sends)
+    number = np.full(len(ran), -1, np.int64)
+    number[sends] = np.arange(n)
+    into = number[succ] >= 0
+    pred, succ = pred[into], succ[into]
+    local = (ops.op_dst[pred] == ops.op_src[succ]) & (ops.op_layer[pred] == ops.op_layer[succ])
+    projected = local & (ops.op_reason[pred] == REASON["qkv"]) & ran[pred]
+    forwarded = local & (number[pred] >= 0)
+    n_forwarded = np.bincount(number[succ[forwarded]], minlength=n)
+    # Of two blocks that arrived it is open which one goes on; of a send that failed, nothing does.
+    follows = (n_forwarded == 1) & ran[sends]
+    source = np.arange(n)
+    source[number[succ[forwarded]]] = number[pred[forwarded]]
+    source[~follows] = np.flatnonzero(~follows)
+    origin = np.full(n, UNKNOWN, np.int64)
+    origin[number[succ[projected]]] = ops.op_src[succ[projected]]
+    origin[(n_forwarded > 0) | ~ran[sends]] = UNKNOWN
+    # Each round doubles how far back a send sees along its chain.
+    for _ in range(n.bit_length()):
+        source = source[source]
+    return origin[source]
