@@ -46,7 +46,7 @@ def is_compiled() -> bool:
 
 
 def kernel(
-    function: Callable[..., Any] | None = None, *, allocates: bool = False, parallel: bool = False
+    function: Callable[..., Any] | None = None, *, allocates: bool = False, entry: bool = False
 ) -> Any:
     """Compile ``function`` under the policy of this package (lazy, cached, GIL released, numpy errors).
 
@@ -56,19 +56,21 @@ def kernel(
     allocates : bool
         Whether the function makes arrays. One that does not is compiled without numba's reference counting: the
         workspace holds dozens of arrays, and counting them at every inner call costs a hundred times the work.
-    parallel : bool
-        Whether ``prange`` runs in parallel.
+    entry : bool
+        Whether Python calls the function. The others get no wrappers for that, which halves the time to compile.
     """
     if function is None:
-        return lambda f: kernel(f, allocates=allocates, parallel=parallel)
+        return lambda f: kernel(f, allocates=allocates, entry=entry)
     # numba reads its cache folder when a function is decorated; the setting is given back so that other
     # libraries in the process keep theirs.
     previous = _numba_config.CACHE_DIR
     _numba_config.CACHE_DIR = str(CACHE_DIR)
-    options = {} if allocates else {"_nrt": False}
+    options: dict[str, Any] = {"no_cfunc_wrapper": True}
+    if not allocates:
+        options["_nrt"] = False
+    if not entry:
+        options["no_cpython_wrapper"] = True
     try:
-        return numba.njit(
-            cache=True, nogil=True, error_model="numpy", fastmath=False, parallel=parallel, **options
-        )(function)
+        return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=False, **options)(function)
     finally:
         _numba_config.CACHE_DIR = previous

@@ -127,7 +127,7 @@ class Workspace(NamedTuple):
     level: NDArray[np.float64]
 
 
-@kernel(allocates=True)
+@kernel(allocates=True, entry=True)
 def make_workspace(n_ops: int, n_chips: int, n_links: int, nnz: int) -> Any:
     """Allocate the scratch of one simulation (O(n_ops + n_chips + n_links + nnz) bytes)."""
     return Workspace(

@@ -1,13 +1,12 @@
-"""Many rows of costs through one graph, in parallel: one workspace per worker, one owner per output row.
+"""Many rows of costs through one graph: the part of them that falls to one worker.
 
-A worker's rows depend on its number only, and no output is a sum over workers, so results are bit-identical for
-any number of threads.
+Workers are threads of the caller's, each with its own workspace; a worker owns every ``n_workers``-th row and no
+output is a sum over rows, so results are bit-identical for any number of them.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
 
 from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import N_EVENTS, OK, Costs, make_workspace
@@ -32,32 +31,29 @@ def run_row(g, t, c, w, start_s, finish_s, windows_s, scratch, out, info):
     return OK
 
 
-@kernel(allocates=True, parallel=True)
-def run_rows(g, t, duration_s, bytes_, latency_s, capacity, n_workers, out, out_events, out_status):
-    """Simulate and measure every row.
+@kernel(allocates=True, entry=True)
+def run_rows(g, t, duration_s, bytes_, latency_s, capacity, worker, n_workers, out, out_events, out_status):
+    """Simulate and measure rows ``worker``, ``worker + n_workers``, …
 
     Parameters
     ----------
     g : Graph
     t : Tags
     duration_s, bytes_, latency_s, capacity : ndarrays of float64, shape (n_rows, number of ids)
-    n_workers : int
-        Workspaces to make; at most this many threads work at once.
+    worker, n_workers : int
     out : ndarray of float64, shape (n_rows, N_MEASURES)
     out_events : ndarray of int64, shape (n_rows,)
         Instants simulated.
     out_status : ndarray of int64, shape (n_rows, 2)
         Status (OK, NOT_PERIODIC or an engine failure) and the op concerned.
     """
-    n_rows = len(duration_s)
     n_ops, n_chips = len(g.op_kind), len(g.chip_indptr) - 1
-    for worker in prange(n_workers):
-        w = make_workspace(n_ops, n_chips, len(g.link_capacity), len(g.route_indices))
-        start_s, finish_s = np.zeros(n_ops), np.zeros(n_ops)
-        windows_s, scratch = np.zeros((len(t.runs), 2)), np.zeros((4, 2 * n_ops))
-        info = np.zeros(2, np.int64)
-        for row in range(worker, n_rows, n_workers):
-            c = Costs(duration_s[row], bytes_[row], latency_s[row], capacity[row])
-            out_status[row, 0] = run_row(g, t, c, w, start_s, finish_s, windows_s, scratch, out[row], info)
-            out_status[row, 1] = info[0]
-            out_events[row] = w.count[N_EVENTS]
+    w = make_workspace(n_ops, n_chips, len(g.link_capacity), len(g.route_indices))
+    start_s, finish_s = np.zeros(n_ops), np.zeros(n_ops)
+    windows_s, scratch = np.zeros((len(t.runs), 2)), np.zeros((4, 2 * n_ops))
+    info = np.zeros(2, np.int64)
+    for row in range(worker, len(duration_s), n_workers):
+        c = Costs(duration_s[row], bytes_[row], latency_s[row], capacity[row])
+        out_status[row, 0] = run_row(g, t, c, w, start_s, finish_s, windows_s, scratch, out[row], info)
+        out_status[row, 1] = info[0]
+        out_events[row] = w.count[N_EVENTS]

@@ -7,7 +7,7 @@ import numpy as np
 from g5cp_vec.engine._jit import kernel
 
 
-@kernel(allocates=True)
+@kernel(allocates=True, entry=True)
 def group_by(n_rows, rows, columns):
     """Group ``columns`` by ``rows``, keeping their order within a row.
 
@@ -35,7 +35,7 @@ def group_by(n_rows, rows, columns):
     return indptr, indices
 
 
-@kernel(allocates=True)
+@kernel(allocates=True, entry=True)
 def drop_repeated(indptr, indices):
     """Drop repeated entries within each row (the first stays); return a new pair of arrays."""
     n_rows = len(indptr) - 1
@@ -54,7 +54,7 @@ def drop_repeated(indptr, indices):
     return new_indptr, new_indices[:kept].copy()
 
 
-@kernel(allocates=True)
+@kernel(allocates=True, entry=True)
 def count_predecessors(n_rows, indices):
     """Return how often each op is named as a successor (int32, shape (n_rows,))."""
     count = np.zeros(n_rows, np.int32)
@@ -63,7 +63,15 @@ def count_predecessors(n_rows, indices):
     return count
 
 
-@kernel(allocates=True)
+@kernel(entry=True)
+def _is_ordered(indptr, ops, op_prio):
+    for row in range(len(indptr) - 1):
+        for p in range(indptr[row] + 1, indptr[row + 1]):
+            if op_prio[ops[p]] < op_prio[ops[p - 1]]:
+                return False
+    return True
+
+
 def order_chips(n_chips, op_chip, op_prio):
     """Order each chip's compute ops by (priority, op index).
 
@@ -83,17 +91,8 @@ def order_chips(n_chips, op_chip, op_prio):
     """
     computes = np.flatnonzero(op_chip >= 0).astype(np.int32)
     chip_indptr, chip_ops = group_by(n_chips, op_chip[computes], computes)
+    if not _is_ordered(chip_indptr, chip_ops, op_prio):
+        chip_ops = computes[np.lexsort((computes, op_prio[computes], op_chip[computes]))]
     op_rank = np.full(len(op_chip), -1, np.int32)
-    for chip in range(n_chips):
-        begin, end = chip_indptr[chip], chip_indptr[chip + 1]
-        in_order = True
-        for p in range(begin + 1, end):
-            if op_prio[chip_ops[p]] < op_prio[chip_ops[p - 1]]:
-                in_order = False
-                break
-        if not in_order:
-            segment = chip_ops[begin:end].copy()
-            chip_ops[begin:end] = segment[np.argsort(op_prio[segment], kind="mergesort")]
-        for p in range(begin, end):
-            op_rank[chip_ops[p]] = p - begin
+    op_rank[chip_ops] = np.arange(len(chip_ops)) - np.repeat(chip_indptr[:-1], np.diff(chip_indptr))
     return chip_indptr, chip_ops, op_rank

@@ -42,7 +42,7 @@ def _oldest_in_flight(start_s, finish_s, at_s, eps_s):
     return oldest_s
 
 
-@kernel
+@kernel(entry=True)
 def is_periodic(start_s, finish_s, run, out_window_s):
     """Whether the states at the first starts of a run's last two units are equal up to their distance.
 
@@ -88,7 +88,7 @@ def is_periodic(start_s, finish_s, run, out_window_s):
     return True
 
 
-@kernel(allocates=True)
+@kernel(allocates=True, entry=True)
 def unfold(times_s, runs, windows_s, n_ops_full):
     """Times of the whole chain from those of the short one.
 

@@ -139,7 +139,7 @@ def _colour_links(s, salt, op_colour, table_hash, table_id, link_colour):
     return n_ids
 
 
-@kernel(allocates=True)
+@kernel(allocates=True, entry=True)
 def refine(s, seed):
     """Colour ops, chips and links.
 
@@ -214,7 +214,7 @@ def _same_set(indptr, indices, a, b, colour, count):
     return same
 
 
-@kernel(allocates=True)
+@kernel(allocates=True, entry=True)
 def first_members(colour):
     """Return the first member of every colour (int32, shape (n_colours,)); colours are dense by first appearance."""
     n = 0
@@ -227,7 +227,7 @@ def first_members(colour):
     return first
 
 
-@kernel(allocates=True)
+@kernel(allocates=True, entry=True)
 def is_equitable(s, op_colour, chip_colour, link_colour):
     """Whether every member of every class has the neighbourhood of the class's first member."""
     count = np.zeros(len(op_colour) + len(chip_colour) + len(link_colour) + 1, np.int32)
@@ -263,7 +263,7 @@ def is_equitable(s, op_colour, chip_colour, link_colour):
     return True
 
 
-@kernel(allocates=True)
+@kernel(allocates=True, entry=True)
 def class_edges(s, op_colour, first_op):
     """Distinct (predecessor class, class) pairs of the first members, grouped by class.
 
@@ -290,7 +290,7 @@ def class_edges(s, op_colour, first_op):
     return pred, succ
 
 
-@kernel(allocates=True)
+@kernel(allocates=True, entry=True)
 def class_routes(s, op_colour, first_link, n_classes):
     """Link classes crossed by each flow class, with the number of its flows on one such link.
 

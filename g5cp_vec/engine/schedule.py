@@ -228,7 +228,7 @@ def _reset(g, w):
     w.link_n[:] = 0
 
 
-@kernel
+@kernel(entry=True)
 def simulate(g, c, w, out_start, out_finish, out_info):
     """Simulate one row of costs through a graph.
 

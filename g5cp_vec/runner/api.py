@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numba
 import polars as pl
 
 from g5cp_vec.config.expansion import Expansion
@@ -58,12 +58,12 @@ def expand_and_plan(grid: Grid) -> tuple[Expansion, Plan]:
     return expansion, build_plan(expansion)
 
 
-def set_jobs(jobs: int | None) -> None:
-    """Use ``jobs`` threads; all cores when None."""
-    most = numba.config.NUMBA_NUM_THREADS
-    if jobs is not None and not 1 <= jobs <= most:
-        raise ConfigError(f"--jobs: expected 1 to {most} (the cores of this machine), got {jobs}")
-    numba.set_num_threads(jobs or most)
+def count_jobs(jobs: int | None) -> int:
+    """Return the number of threads to use: ``jobs``, or the cores this process may use when None."""
+    most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if jobs is not None and not 1 <= jobs <= 1024:
+        raise ConfigError(f"--jobs: expected 1 to 1024 threads, got {jobs}")
+    return jobs or most
 
 
 def run_sweep(
@@ -114,7 +114,7 @@ def run_sweep(
         The grid is wrong; with ``on_invalid = "error"``, a point cannot be.
     """
     checked = grid if isinstance(grid, Grid) else load_grid(grid)
-    set_jobs(jobs)
+    n_jobs = count_jobs(jobs)
     if audit not in ("sample", "all", "none"):
         raise ConfigError(f"audit: expected sample, all or none, got {audit!r}")
     if fidelity not in ("exact", "full"):
@@ -124,7 +124,7 @@ def run_sweep(
     n_rows_of_part = [sum(batch.n_rows for batch in part) for part in plan.parts]
     contents = {"grid": checked.canonical(), "audit": audit, "fidelity": fidelity}
     store = None if out is None else Store(Path(out), contents, n_rows_of_part, resume=resume)
-    runner = LocalRunner(expansion, plan, audit, fidelity, on_progress)
+    runner = LocalRunner(expansion, plan, audit, fidelity, n_jobs, on_progress)
     frames = []
     for number, part in enumerate(plan.parts):
         if store is not None and store.has(number):

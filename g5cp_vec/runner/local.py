@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -54,6 +54,8 @@ class LocalRunner:
     audit_rows : {"sample", "all", "none"}
     fidelity : {"exact", "full"}
         Whether symmetry and repetition are used; the results are the same.
+    jobs : int
+        Threads.
     on_progress : callable
         Called with the number of rows finished since the last call.
     """
@@ -64,12 +66,14 @@ class LocalRunner:
         plan: Plan,
         audit_rows: str,
         fidelity: str = "exact",
+        jobs: int = 1,
         on_progress: Callable[[int], None] = lambda n: None,
     ) -> None:
         self.expansion = expansion
         self.plan = plan
         self.audit_rows = audit_rows
         self.fidelity = fidelity
+        self.jobs = jobs
         self.on_progress = on_progress
         self._template: tuple[Hashable, Template] | None = None
 
@@ -132,7 +136,7 @@ class LocalRunner:
         template = self.template(batch)
         costs = [self._costs(template, s) for s in batch.slices]
         joined = CostRows(*(np.concatenate(column) for column in zip(*costs, strict=True)))
-        simulated = simulate_rows(template, joined, self.on_progress)
+        simulated = simulate_rows(template, joined, self.jobs, self.on_progress)
         pieces = []
         begin = 0
         for s, rows in zip(batch.slices, costs, strict=True):
@@ -190,20 +194,20 @@ class Simulated(NamedTuple):
 
 
 def simulate_rows(
-    template: Template, costs: CostRows, on_progress: Callable[[int], None] = lambda n: None
+    template: Template, costs: CostRows, jobs: int = 1, on_progress: Callable[[int], None] = lambda n: None
 ) -> Simulated:
     """Run rows through the kernel, each on the shortest chain on which its layers are periodic."""
     n_rows = len(costs.duration_s)
     done = Simulated(np.zeros((n_rows, N_MEASURES)), np.zeros(n_rows, np.int64), np.zeros(n_rows, np.int64))
     left = np.arange(n_rows)
-    for kept in template.kept_units():
-        chain = template.chain(kept)
+    for fold in template.folds():
+        chain = template.chain(fold)
         n_ops = len(chain.tags.op_role)
-        per_call = max(numba.get_num_threads(), OPS_PER_CALL // max(n_ops, 1))
+        per_call = max(jobs, OPS_PER_CALL // max(n_ops, 1))
         again = []
         for begin in range(0, len(left), per_call):
             rows = left[begin : begin + per_call]
-            status = _run_chain(chain.graph, chain.tags, costs, rows, done)
+            status = _run_chain(chain.graph, chain.tags, costs, rows, jobs, done)
             failed = rows[status[:, 0] == NOT_PERIODIC]
             done.n_ops[rows] += n_ops
             again.append(failed)
@@ -214,15 +218,23 @@ def simulate_rows(
     return done
 
 
-def _run_chain(graph: Graph, tags: Tags, costs: CostRows, rows: NDArray[np.int64], done: Simulated) -> NDArray[np.int64]:
+def _run_chain(
+    graph: Graph, tags: Tags, costs: CostRows, rows: NDArray[np.int64], jobs: int, done: Simulated
+) -> NDArray[np.int64]:
     """Run some rows on one chain; return their statuses, shape (n_rows, 2)."""
     measures, n_events = np.zeros((len(rows), N_MEASURES)), np.zeros(len(rows), np.int64)
     status = np.zeros((len(rows), 2), np.int64)
-    run_rows(
-        graph, tags,
-        costs.duration_s[rows], costs.bytes[rows].astype(np.float64), costs.latency_s[rows], costs.capacity[rows],
-        numba.get_num_threads(), measures, n_events, status,
-    )  # fmt: skip
+    tables = (costs.duration_s[rows], costs.bytes[rows].astype(np.float64), costs.latency_s[rows], costs.capacity[rows])
+    n_workers = min(jobs, len(rows))
+
+    def work(worker: int) -> None:
+        run_rows(graph, tags, *tables, worker, n_workers, measures, n_events, status)
+
+    if n_workers == 1:
+        work(0)
+    else:
+        with ThreadPoolExecutor(n_workers) as pool:  # the kernel releases the GIL
+            list(pool.map(work, range(n_workers)))
     failed = np.flatnonzero(status[:, 0] > 0)
     if len(failed):
         raise_for_status(int(status[failed[0], 0]), status[failed[0], 1:], "simulation")
@@ -243,8 +255,8 @@ def _simulate_chain(chain: Chain, costs: CostRows, row: int) -> tuple[NDArray[np
 
 def simulate_point(template: Template, costs: CostRows, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return start and end of every op of the whole graph for one row (s), however little of it was simulated."""
-    for kept in template.kept_units():
-        chain = template.chain(kept)
+    for fold in template.folds():
+        chain = template.chain(fold)
         times = _simulate_chain(chain, costs, row)
         windows_s = np.zeros((len(chain.tags.runs), 2))
         if all(is_periodic(*times, run, windows_s[i]) for i, run in enumerate(chain.tags.runs)):

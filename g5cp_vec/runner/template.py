@@ -32,9 +32,16 @@ TRAFFIC = {
     "pp_bytes": ("pp", "src"),
 }
 
-# Units of a run that the chains keep, shortest first. Two are enough when nothing is in flight between layers; four
-# leave ranks that drift apart a unit to settle in. None: all of them.
-KEPT_UNITS = (2, 4, None)
+class Fold(NamedTuple):
+    """How far a chain shortens runs: ``kept`` periods of ``multiple`` units each."""
+
+    multiple: int
+    kept: int
+
+
+# Tried in turn. Two units are enough when nothing is in flight between layers. Ranks that drift apart often settle
+# into a state that repeats every second unit, soon or after a few; None leaves nothing out.
+FOLDS = (Fold(1, 2), Fold(2, 3), Fold(2, 6), None)
 
 
 class Chain(NamedTuple):
@@ -71,7 +78,7 @@ class Template:
         self.chips = self.quotient.chips if self.quotient else np.arange(structure.n_chips, dtype=np.int32)
         self.links = self.quotient.links if self.quotient else np.arange(structure.network.n_links, dtype=np.int32)
         self.runs: list[Run] = find_runs(structure.chain) if reduced else []
-        self._chains: dict[int | None, Chain] = {}
+        self._chains: dict[Fold | None, Chain] = {}
         self._occurrences = Counter(structure.chain)
 
     @property
@@ -79,30 +86,34 @@ class Template:
         """Ops of the whole graph, every rank and every layer."""
         return sum(len(self.structure.blocks[i].kind) * n for i, n in self._occurrences.items())
 
-    def kept_units(self) -> tuple[int | None, ...]:
+    def folds(self) -> tuple[Fold | None, ...]:
         """Chains to try for a point, shortest first."""
         longest = max((run.repeats for run in self.runs), default=0)
-        return tuple(kept for kept in KEPT_UNITS if kept is None or kept < longest)
+        return tuple(fold for fold in FOLDS if fold is None or fold.multiple * fold.kept < longest)
 
-    def chain(self, kept: int | None) -> Chain:
-        """Return the chain that keeps ``kept`` units of every run (all for None); built once."""
-        if kept not in self._chains:
-            self._chains[kept] = self._build_chain(kept)
-        return self._chains[kept]
+    def chain(self, fold: Fold | None) -> Chain:
+        """Return the chain that shortens every run as ``fold`` says; built once."""
+        if fold not in self._chains:
+            self._chains[fold] = self._build_chain(fold)
+        return self._chains[fold]
 
-    def _build_chain(self, kept: int | None) -> Chain:
+    def _build_chain(self, fold: Fold | None) -> Chain:
         s, q = self.structure, self.quotient
         if q is None:
             return Chain(s.ops, _tags(s.ops, np.zeros((0, 4), np.int64)))
         places: list[int] = []
         shortened: list[tuple[int, int, int, int]] = []
         at = 0
-        for run in self.runs:
-            places += range(at, run.first)
-            n_kept = run.repeats if kept is None else min(kept, run.repeats)
-            if n_kept < run.repeats:
-                shortened.append((len(places), run.unit, n_kept, run.repeats - n_kept))
-            places += range(run.first, run.first + n_kept * run.unit)
+        for run in self.runs if fold is not None else []:
+            assert fold is not None
+            periods, odd_units = divmod(run.repeats, fold.multiple)
+            if periods <= fold.kept:
+                continue
+            # Units that do not fill a period stay in front of the run.
+            places += range(at, run.first + odd_units * run.unit)
+            unit = fold.multiple * run.unit
+            shortened.append((len(places), unit, fold.kept, periods - fold.kept))
+            places += range(run.first + odd_units * run.unit, run.first + odd_units * run.unit + fold.kept * unit)
             at = run.first + run.repeats * run.unit
         places += range(at, len(s.chain))
         blocks = [q.blocks[s.chain[place]] for place in places]

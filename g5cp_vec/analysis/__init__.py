@@ -1,0 +1,1 @@
+"""What a finished sweep says: verdicts, summaries, estimates. Reads datasets and grids, simulates nothing."""

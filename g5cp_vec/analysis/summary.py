@@ -1,0 +1,66 @@
+"""The few lines that end a sweep: points by status, the best deployment of every context length."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+from g5cp_vec.runner.schema import KEY_TYPES
+from g5cp_vec.runner.store import scan_sweep
+
+
+class Summary(NamedTuple):
+    """Counts and winners of a sweep.
+
+    Attributes
+    ----------
+    n_by_status : dict of str to int
+    n_uncalibrated : int
+        Rows that rest on default efficiencies.
+    best : dict of str to polars.DataFrame
+        For ``ttft_s`` and ``tpot_s``, where the sweep has them: one row per model and context length, the fastest
+        point that fits, with its time and the keys asked for.
+    """
+
+    n_by_status: dict[str, int]
+    n_uncalibrated: int
+    best: dict[str, pl.DataFrame]
+
+
+def summarise_sweep(folder: str | Path, axes: Collection[str]) -> Summary:
+    """Read the dataset of a sweep, one column at a time, and return its summary.
+
+    Parameters
+    ----------
+    folder : path
+    axes : collection of str
+        Keys that vary in the sweep; the winners are described by these and by ``dp``.
+
+    Raises
+    ------
+    ConfigError
+        The folder is not that of a sweep.
+    """
+    rows = scan_sweep(folder)
+    by_status = rows.group_by("status").len().sort("status").collect()
+    of = ["model", "seq_len"] if "model" in axes else ["seq_len"]
+    shown = [key for key in KEY_TYPES if (key in axes or key == "dp") and key not in ("phase", *of)]
+    best = {}
+    for time in ("ttft_s", "tpot_s"):
+        winners = (
+            rows.filter((pl.col("status") == "ok") & pl.col(time).is_not_null())
+            .select(*of, time, "row", *shown)
+            .sort(time, "row")
+            .group_by(of, maintain_order=True)
+            .first()
+            .sort(of)
+            .drop("row")
+            .collect()
+        )
+        if winners.height:
+            best[time] = winners
+    uncalibrated = rows.filter(~pl.col("calibrated")).select(pl.len()).collect().item()
+    return Summary(dict(by_status.iter_rows()), int(uncalibrated), best)

@@ -1,0 +1,5 @@
+"""``python -m g5cp_vec.cli``."""
+
+from g5cp_vec.cli import main
+
+main(prog_name="g5cp-vec")

@@ -1,0 +1,128 @@
+"""How far a sweep is: a bar on a terminal, lines elsewhere, nothing with --quiet. All of it on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+from g5cp_vec.cli._output import make_console, seconds_text
+
+LINE_EVERY_S = 10.0
+
+
+class Progress:
+    """Counts rows, shows nothing.
+
+    Attributes
+    ----------
+    n_rows, n_resumed, n_done : int
+        All rows, those found finished, those finished since.
+    """
+
+    def __init__(self) -> None:
+        self.n_rows = self.n_resumed = self.n_done = 0
+        self.started_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since rows began to be computed."""
+        return time.monotonic() - self.started_s
+
+    @property
+    def rows_per_s(self) -> float:
+        """Mean rate so far; rows found finished do not count."""
+        return self.n_done / max(self.elapsed_s, 1e-9)
+
+    def begin(self, n_rows: int, headline: str) -> None:
+        """Rows are about to be computed."""
+        self.n_rows, self.started_s = n_rows, time.monotonic()
+
+    def resumed(self, n_rows: int) -> None:
+        """Rows were found finished."""
+        self.n_resumed += n_rows
+
+    def advance(self, n_rows: int) -> None:
+        """More rows were computed."""
+        self.n_done += n_rows
+
+
+class Lines(Progress):
+    """A line at the start, one every ten seconds, one at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last_s = 0.0
+
+    def begin(self, n_rows: int, headline: str) -> None:
+        """Print what is to be done."""
+        super().begin(n_rows, headline)
+        self._last_s = self.started_s
+        click.echo(headline, err=True)
+
+    def advance(self, n_rows: int) -> None:
+        """Print a line if the last one is old, or if this was the last row."""
+        super().advance(n_rows)
+        now_s, done = time.monotonic(), self.n_resumed + self.n_done
+        if now_s - self._last_s >= LINE_EVERY_S or done == self.n_rows:
+            self._last_s = now_s
+            resumed = f" ({self.n_resumed} found finished)" if self.n_resumed else ""
+            left = f", about {seconds_text((self.n_rows - done) / self.rows_per_s)} left" if done < self.n_rows else ""
+            click.echo(f"{done}/{self.n_rows} rows{resumed}, {self.rows_per_s:.1f} rows/s{left}", err=True)
+
+
+class _RowsPerSecond(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed or 0.0:,.1f} rows/s")
+
+
+class Bar(Progress):
+    """A bar with rows done, rows/s and time left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), _RowsPerSecond(), TimeRemainingColumn())
+        self._bar = RichProgress(*columns, console=make_console(stderr=True))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def begin(self, n_rows: int, headline: str) -> None:
+        """Show the bar."""
+        super().begin(n_rows, headline)
+        self._bar.console.print(headline)
+        self._task = self._bar.add_task("rows", total=n_rows)
+        self._bar.start()
+
+    def resumed(self, n_rows: int) -> None:
+        """Shorten the bar: it shows what is left to compute."""
+        super().resumed(n_rows)
+        self._bar.update(self._task, total=self.n_rows - self.n_resumed)
+
+    def advance(self, n_rows: int) -> None:
+        """Move the bar."""
+        super().advance(n_rows)
+        self._bar.advance(self._task, n_rows)
+
+
+def make_progress(*, quiet: bool) -> Progress:
+    """Return the display that suits stderr."""
+    if quiet:
+        return Progress()
+    return Bar() if sys.stderr.isatty() else Lines()

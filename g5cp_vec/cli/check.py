@@ -1,0 +1,49 @@
+"""``g5cp-vec check``: what a grid holds and what it will cost, without simulating."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("check", epilog="\b\nExample:\n  g5cp-vec check sweeps/deepseek_v3_1m.toml")
+@click.argument("grid", type=click.Path(path_type=Path))
+def command(grid: Path) -> None:
+    """Count the points of GRID.toml and estimate their cost.
+
+    Nothing is simulated. Combinations that cannot be deployed are counted by reason.
+    """
+    from g5cp_vec.analysis.estimate import BYTES_PER_OP, OPS_PER_S, estimate_sweep
+    from g5cp_vec.cli._output import bytes_text, print_table, seconds_text
+    from g5cp_vec.config.grid import load_grid
+    from g5cp_vec.errors import InfeasibleError
+
+    checked = load_grid(grid)
+    size = estimate_sweep(checked)
+    n_invalid = size.n_points - size.n_valid
+    print_table(
+        [checked.name, ""],
+        [
+            ("points", str(size.n_points)),
+            ("valid", str(size.n_valid)),
+            ("invalid", str(n_invalid)),
+            ("structures", str(size.n_structures)),
+            ("parts of the dataset", str(size.n_parts)),
+            ("operations, about", f"{size.n_ops:,}"),
+            ("operations of the largest point, about", f"{size.most_ops:,}"),
+            ("time, estimated", seconds_text(size.seconds)),
+            ("memory, estimated", bytes_text(size.memory_bytes)),
+        ],
+    )
+    click.echo(
+        f"estimates: {OPS_PER_S / 1e6:g} million operations/s on two cores, {BYTES_PER_OP} bytes an operation; "
+        "compilation, once per installation, and audits come on top"
+    )
+    if size.reasons:
+        print_table(["invalid because", "points"], [(reason, str(n)) for reason, n in size.reasons])
+    if size.reasons and checked.on_invalid == "error":
+        raise InfeasibleError(
+            f'{grid}: points.on_invalid = "error" and {n_invalid} points are invalid; '
+            'leave them out with points.where, or use "record"'
+        )

@@ -1,0 +1,81 @@
+"""``g5cp-vec run``: simulate one point."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command("run", epilog="\b\nExample:\n  g5cp-vec run point.toml --json")
+@click.argument("point", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with every result column.")
+@click.option(
+    "--fidelity",
+    type=click.Choice(["exact", "full"]),
+    default="exact",
+    show_default=True,
+    help="full simulates every rank and every layer; the results are the same.",
+)
+def command(point: Path, as_json: bool, fidelity: str) -> None:
+    """Simulate and audit one point.
+
+    POINT.toml is a grid file with [fixed] only. A point that does not fit into memory (status oom) has its times all
+    the same.
+    """
+    from g5cp_vec.cli._output import announce_compilation
+    from g5cp_vec.runner.api import run_point
+
+    announce_compilation()
+    row = run_point(point, fidelity=fidelity).to_dict()
+    if as_json:
+        click.echo(json.dumps(row, allow_nan=False))
+    else:
+        _print_groups(row)
+
+
+def _print_groups(row: dict[str, Any]) -> None:
+    from g5cp_vec.cli._output import print_table
+
+    groups: dict[str, list[tuple[str, str, str]]] = {}
+    for name, value in row.items():
+        if value is not None:
+            groups.setdefault(_group(name), []).append((name, _exact(value), _readable(name, value)))
+    for group, rows in groups.items():
+        print_table([group, "value", ""], rows)
+    if row["calibrated"] is False:
+        click.echo("calibrated = false: compare deployments by these times, do not trust them as absolute")
+
+
+def _group(name: str) -> str:
+    """Return the heading a column stands under."""
+    from g5cp_vec.runner.schema import HEAD, KEY_TYPES, KPIS, TAIL
+
+    memory = ("kv", "weight", "activation", "buffer", "peak", "hbm", "fits", "max")
+    if name in HEAD or name in KEY_TYPES or name in TAIL:
+        return "point"
+    if name in KPIS:
+        return "audit"
+    if name.split("_")[0] in memory:
+        return "memory"
+    if name.endswith("_bytes") or name.startswith("bottleneck"):
+        return "traffic"
+    return "times" if name.endswith(("_s", "_per_chip", "_ratio")) or name == "mfu" else "simulation"
+
+
+def _exact(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _readable(name: str, value: Any) -> str:
+    from g5cp_vec.cli._output import bytes_text, seconds_text, tokens_text
+
+    if name.endswith("_bytes"):
+        return bytes_text(value)
+    if name.endswith("seq_len"):
+        return tokens_text(value)
+    return seconds_text(value) if name.endswith("_s") else ""

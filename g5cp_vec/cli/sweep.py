@@ -1,0 +1,139 @@
+"""``g5cp-vec sweep``: simulate a grid."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from g5cp_vec.cli._seam import INTERRUPTED
+
+if TYPE_CHECKING:
+    from g5cp_vec.cli._progress import Progress
+    from g5cp_vec.config.expansion import Expansion
+    from g5cp_vec.config.grid import Grid
+    from g5cp_vec.runner.plan import Plan
+
+
+@click.command("sweep", epilog="\b\nExample:\n  g5cp-vec sweep sweeps/quickstart.toml -o results/quickstart")
+@click.argument("grid", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder of the dataset.  [default: results/NAME]",
+)
+@click.option(
+    "--resume/--no-resume",
+    default=True,
+    show_default=True,
+    help="Keep the parts that are finished, or start afresh.",
+)
+@click.option("--jobs", type=int, metavar="N", help="Threads; results do not depend on it.  [default: all cores]")
+@click.option(
+    "--engine",
+    type=click.Choice(["local"]),
+    default="local",
+    show_default=True,
+    help="Where it runs: local is this machine.",
+)
+@click.option(
+    "--fidelity",
+    type=click.Choice(["exact", "full"]),
+    default="exact",
+    show_default=True,
+    help="full simulates every rank and every layer; the results are the same.",
+)
+@click.option(
+    "--audit",
+    type=click.Choice(["sample", "all", "none"]),
+    default="sample",
+    show_default=True,
+    help="Rows that get conservation KPIs; sample: the first of every structure and every 1000th.",
+)
+@click.option("--quiet", is_flag=True, help="Print errors only.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    grid: Path,
+    out: Path | None,
+    resume: bool,
+    jobs: int | None,
+    engine: str,
+    fidelity: str,
+    audit: str,
+    quiet: bool,
+) -> None:
+    """Simulate every point of GRID.toml; write Parquet.
+
+    Parts appear in DIR as they are finished. The same call after an interruption goes on where it stopped.
+    """
+    from g5cp_vec.cli._output import announce_compilation
+    from g5cp_vec.cli._progress import make_progress
+    from g5cp_vec.config.grid import load_grid
+    from g5cp_vec.runner.api import run_sweep
+
+    checked = load_grid(grid)
+    folder = out or Path("results", _file_name(checked.name))
+    if not quiet:
+        announce_compilation()
+    try:
+        with make_progress(quiet=quiet) as progress:
+            run_sweep(
+                checked,
+                folder,
+                jobs=jobs,
+                audit=audit,
+                fidelity=fidelity,
+                resume=resume,
+                on_plan=lambda expansion, plan: progress.begin(len(expansion), _headline(checked, expansion, plan)),
+                on_progress=progress.advance,
+                on_resumed=progress.resumed,
+                collect=False,
+            )
+    except KeyboardInterrupt:
+        again = "the same call" if resume else "the same call without --no-resume"
+        click.echo(f"interrupted: the parts finished so far are in {folder}; {again} goes on from there", err=True)
+        ctx.exit(INTERRUPTED)
+    if not quiet:
+        _print_summary(folder, checked, progress)
+
+
+def _file_name(name: str) -> str:
+    """Return a grid's name as a folder's: no separators, no leading dots."""
+    return re.sub(r"[^\w.-]+", "-", name).lstrip(".-") or "sweep"
+
+
+def _headline(grid: Grid, expansion: Expansion, plan: Plan) -> str:
+    n_invalid = int((expansion.reason_code >= 0).sum())
+    parts = f"{len(plan.parts)} part{'s' if len(plan.parts) > 1 else ''}"
+    return f"{grid.name}: {len(expansion)} points, {plan.n_structures} structures, {n_invalid} invalid, {parts}"
+
+
+def _print_summary(folder: Path, grid: Grid, progress: Progress) -> None:
+    from g5cp_vec.analysis.summary import summarise_sweep
+    from g5cp_vec.cli._output import print_table, seconds_text, tokens_text
+
+    computed = "nothing left to compute"
+    if progress.n_done:
+        elapsed = seconds_text(progress.elapsed_s)
+        computed = f"{progress.n_done} points in {elapsed} ({progress.rows_per_s:.1f} points/s)"
+    summary = summarise_sweep(folder, grid.axes)
+    print_table(["status", "points"], [(status, str(n)) for status, n in summary.n_by_status.items()])
+    for time, frame in summary.best.items():
+        readable = {"seq_len": tokens_text, time: seconds_text}
+        print_table(
+            [f"best {name.removesuffix('_s').upper()}" if name == time else name for name in frame.columns],
+            [[readable.get(name, _cell)(value) for name, value in row.items()] for row in frame.iter_rows(named=True)],
+        )
+    if summary.n_uncalibrated:
+        click.echo("calibrated = false: compare deployments by these times, do not trust them as absolute")
+    resumed = f", {progress.n_resumed} found finished" if progress.n_resumed else ""
+    click.echo(f"{computed}{resumed}; dataset: {folder}/part-*.parquet")
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else str(value)
