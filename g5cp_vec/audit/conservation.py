@@ -21,7 +21,7 @@ from g5cp_vec.cost.messages import message_bytes
 from g5cp_vec.mapping.graph import OpGraph
 from g5cp_vec.mapping.load import Load, build_load
 from g5cp_vec.mapping.network import build_network
-from g5cp_vec.mapping.structure import Structure, layer_kinds
+from g5cp_vec.mapping.structure import Structure
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
@@ -92,7 +92,7 @@ def audit(
     succ = graph.succ_indices
     tokens = promised_tokens(dep, seq_len, batch, cached_tokens)
     load = build_load(dep, seq_len, batch, cached_tokens)
-    kinds = layer_kinds(dep.model)[0]
+    kinds = dep.model.kinds[0]
     by_id = sorted(structure.keys.bytes, key=structure.keys.bytes.__getitem__)
     n_bytes = [int(message_bytes(dep, load, kinds, key)) for key in by_id]
     is_flow = graph.op_chip < 0
@@ -136,7 +136,7 @@ def _imbalance(moved: Sequence[tuple[Array, int]]) -> int:
 def _parts_by_id(dep: Deployment, load: Load, structure: Structure) -> list[list[Part]]:
     """Return the parts of the compute ops of each duration id, with exact counts."""
     edges = edge_parts(dep, load)
-    layers = [layer_parts(dep, load, kind) for kind in layer_kinds(dep.model)[0]]
+    layers = [layer_parts(dep, load, kind) for kind in dep.model.kinds[0]]
     parts: list[list[Part]] = [[] for _ in structure.keys.durations]
     for key, i in structure.keys.durations.items():
         assert isinstance(key, tuple)

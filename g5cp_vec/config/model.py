@@ -166,6 +166,13 @@ class Model(Record):
             raise ValueError("d_ff: expected an integer > 0, the model has dense layers")
         return self
 
+    @cached_property
+    def kinds(self) -> tuple[list[LayerKind], list[int]]:
+        """Distinct layer kinds in order of appearance, and the kind (an index) of each layer."""
+        distinct = list(dict.fromkeys(self.layers))
+        index = {kind: i for i, kind in enumerate(distinct)}
+        return distinct, [index[layer] for layer in self.layers]
+
     @property
     def has_dense_layers(self) -> bool:
         """Whether any layer has a dense feed-forward network."""

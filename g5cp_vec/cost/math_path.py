@@ -20,7 +20,7 @@ from g5cp_vec.cost.rows import parts_by_key
 from g5cp_vec.mapping.load import Count, Load
 from g5cp_vec.mapping.network import Network
 from g5cp_vec.mapping.ranks import expert_groups, groups_along, rank_chips
-from g5cp_vec.mapping.structure import layer_kinds, stage_layers
+from g5cp_vec.mapping.structure import stage_layers
 
 Seconds = NDArray[np.float64]
 
@@ -64,7 +64,7 @@ def math_times(dep: Deployment, network: Network, load: Load, n_points: int) -> 
     """Return the closed form of a deployment with cp = 1 at each point of a load."""
     assert dep.cp == 1
     seconds = {key: op_seconds(dep, parts) for key, parts in parts_by_key(dep, load).items()}
-    kinds, sequence = layer_kinds(dep.model)
+    kinds, sequence = dep.model.kinds
     ranks = rank_chips({"dp": dep.dp, "pp": dep.pp, "cp": 1, "tp": dep.tp}, dep.rank_order)
     ranges = stage_layers(dep.model.n_layers, dep.pp)
     last = dep.pp - 1

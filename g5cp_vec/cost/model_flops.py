@@ -19,7 +19,8 @@ def model_flops(dep: Deployment, load: Load) -> dict[str, Count]:
     sequences = dep.dp * load.batch
     tokens = wide(sequences * load.new_unpadded)
     total: dict[str, Count] = defaultdict(int)
-    for kind, n_layers in Counter(dep.model.layers).items():
+    kinds, sequence = dep.model.kinds
+    for kind, n_layers in ((kinds[index], n) for index, n in Counter(sequence).items()):
         total[dep.dtype] += n_layers * 2 * tokens * _projection_weights(dep, kind)
         total[dep.activation_dtype] += n_layers * _attention(dep, load, kind, sequences)
         if kind.ffn == "dense":

@@ -14,7 +14,6 @@ from g5cp_vec.cost.roofline import op_seconds
 from g5cp_vec.mapping.graph import CostKeys, DurationKey
 from g5cp_vec.mapping.load import Load
 from g5cp_vec.mapping.network import Network
-from g5cp_vec.mapping.structure import layer_kinds
 
 
 class CostRows(NamedTuple):
@@ -36,7 +35,7 @@ class CostRows(NamedTuple):
 
 def parts_by_key(dep: Deployment, load: Load) -> dict[DurationKey, list[Part]]:
     """Return the parts of every compute op of a deployment by its duration key."""
-    kinds, _ = layer_kinds(dep.model)
+    kinds, _ = dep.model.kinds
     parts: dict[DurationKey, list[Part]] = {(name, None): value for name, value in edge_parts(dep, load).items()}
     for index, kind in enumerate(kinds):
         layer: OpParts = layer_parts(dep, load, kind)
@@ -59,7 +58,7 @@ def cost_rows(dep: Deployment, keys: CostKeys, network: Network, load: Load, n_p
     n_points : int
     """
     parts = parts_by_key(dep, load)
-    kinds, _ = layer_kinds(dep.model)
+    kinds, _ = dep.model.kinds
     duration_s = np.empty((n_points, len(keys.durations)))
     for key, column in keys.durations.items():
         duration_s[:, column] = op_seconds(dep, parts[key])

@@ -20,7 +20,7 @@ from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.model import LayerKind
 from g5cp_vec.mapping.load import Count, build_load, ceil_div
-from g5cp_vec.mapping.structure import layer_kinds, stage_layers
+from g5cp_vec.mapping.structure import stage_layers
 
 # No context is longer than this; a deployment that holds nothing per token has no other limit.
 LONGEST_CONTEXT = 2**40
@@ -111,7 +111,7 @@ def _choose(mask: Any, if_true: Count, if_false: Count) -> Count:
 
 def _distinct_stages(dep: Deployment) -> list[_Stage]:
     """Return the stages of a deployment, equal ones once."""
-    kinds, sequence = layer_kinds(dep.model)
+    kinds, sequence = dep.model.kinds
     elements = [kind.attention.kv_elements(dep.tp) for kind in kinds]
     weights = [layer_weight_bytes(dep, kind) for kind in kinds]
     widths = [_widest(dep, kind) for kind in kinds]

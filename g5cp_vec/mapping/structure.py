@@ -17,7 +17,6 @@ from functools import cached_property
 import numpy as np
 
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.config.model import LayerKind, Model
 from g5cp_vec.mapping.graph import Block, BlockBuilder, CostKeys, Ids, OpGraph, chain_blocks
 from g5cp_vec.mapping.layer import LayerPlan, add_layer
 from g5cp_vec.mapping.network import Network, build_network
@@ -55,13 +54,6 @@ class Structure:
         return chain_blocks(chained, self.layers, self.network.link_capacity, self.n_chips)
 
 
-def layer_kinds(model: Model) -> tuple[list[LayerKind], list[int]]:
-    """Return the distinct layer kinds of a model in order of appearance, and the kind of each layer."""
-    kinds = list(dict.fromkeys(model.layers))
-    index = {kind: i for i, kind in enumerate(kinds)}
-    return kinds, [index[layer] for layer in model.layers]
-
-
 def stage_layers(n_layers: int, pp: int) -> list[range]:
     """Return the layers of each pipeline stage; the first ``n_layers % pp`` stages hold one more."""
     base, extra = divmod(n_layers, pp)
@@ -71,7 +63,7 @@ def stage_layers(n_layers: int, pp: int) -> list[range]:
 
 def structure_key(dep: Deployment, network: Network) -> Hashable:
     """Return a key that is equal for two deployments exactly when they share a structure."""
-    kinds, sequence = layer_kinds(dep.model)
+    kinds, sequence = dep.model.kinds
     form = None if dep.cp == 1 else dep.prefill_form or dep.decode_form
     has_shared = dep.model.moe is not None and dep.model.moe.n_shared > 0
     layers = (tuple(kind.ffn for kind in kinds), tuple(sequence), has_shared)
@@ -90,7 +82,7 @@ def build_structure(dep: Deployment, network: Network | None = None) -> Structur
     """
     network = network or build_network(dep.topology, dep.n_chips)
     keys = CostKeys()
-    kinds, sequence = layer_kinds(dep.model)
+    kinds, sequence = dep.model.kinds
     plan = LayerPlan(
         phase=dep.phase,
         form=dep.prefill_form or dep.decode_form or "",

@@ -50,12 +50,12 @@ class Result:
         return dict(self._row)
 
 
-def expand_and_plan(grid: Grid) -> tuple[Expansion, Plan]:
+def expand_and_plan(grid: Grid, fidelity: str = "exact") -> tuple[Expansion, Plan]:
     """Expand a grid and plan its parts; with ``on_invalid = "error"`` an impossible point is refused."""
     expansion = grid.expand()
     if grid.on_invalid == "error":
         expansion.refuse_invalid()
-    return expansion, build_plan(expansion)
+    return expansion, build_plan(expansion, fidelity)
 
 
 def count_jobs(jobs: int | None) -> int:
@@ -119,7 +119,7 @@ def run_sweep(
         raise ConfigError(f"audit: expected sample, all or none, got {audit!r}")
     if fidelity not in ("exact", "full"):
         raise ConfigError(f"fidelity: expected exact or full, got {fidelity!r}")
-    expansion, plan = expand_and_plan(checked)
+    expansion, plan = expand_and_plan(checked, fidelity)
     on_plan(expansion, plan)
     n_rows_of_part = [sum(batch.n_rows for batch in part) for part in plan.parts]
     contents = {"grid": checked.canonical(), "audit": audit, "fidelity": fidelity}

@@ -72,7 +72,7 @@ class Plan:
     n_structures: int
 
 
-def build_plan(expansion: Expansion) -> Plan:
+def build_plan(expansion: Expansion, fidelity: str = "exact") -> Plan:
     """Group the rows of an expansion by structure and cut them into parts."""
     order = np.argsort(expansion.deployment, kind="stable")
     bounds = np.searchsorted(expansion.deployment[order], np.arange(len(expansion.deployments) + 1))
@@ -99,16 +99,19 @@ def build_plan(expansion: Expansion) -> Plan:
         batch.slices.append(Slice(index, rows[valid]))
     ranked = sorted(batches.values(), key=lambda b: ("invalid", "math", "g5").index(b.kind))
     n_structures = sum(batch.kind == "g5" for batch in ranked)
-    return Plan(_cut(ranked, expansion.deployments), networks, n_structures)
+    return Plan(_cut(ranked, expansion.deployments, fidelity), networks, n_structures)
 
 
-def estimated_ops(dep: Deployment) -> int:
-    """Roughly how many ops a point of this deployment has; only cuts the work into parts."""
+def estimated_ops(dep: Deployment, fidelity: str) -> int:
+    """Roughly how many ops are simulated for a point of this deployment; cuts the work into parts, nothing else."""
     sends = 4 * (dep.tp - 1) + 2 * ((dep.ep or 1) - 1) + 2 * dep.cp
-    return dep.n_chips * dep.model.n_layers * (6 + sends)
+    if fidelity == "full":
+        return dep.n_chips * dep.model.n_layers * (6 + sends)
+    # A few classes of chips and a few layers are left of it.
+    return min(dep.n_chips, 4) * min(dep.model.n_layers, 6) * (6 + sends)
 
 
-def _cut(batches: list[Batch], deployments: list[Deployment | str]) -> list[list[Batch]]:
+def _cut(batches: list[Batch], deployments: list[Deployment | str], fidelity: str) -> list[list[Batch]]:
     """Cut batches into parts by rows and by estimated work; a batch may continue in the next part."""
     parts: list[list[Batch]] = []
     current: list[Batch] = []
@@ -117,7 +120,7 @@ def _cut(batches: list[Batch], deployments: list[Deployment | str]) -> list[list
         is_first = True
         for index, rows in batch.slices:
             dep = deployments[index]
-            ops_per_row = estimated_ops(dep) if isinstance(dep, Deployment) and batch.kind == "g5" else 1
+            ops_per_row = estimated_ops(dep, fidelity) if isinstance(dep, Deployment) and batch.kind == "g5" else 1
             while len(rows):
                 room = min(ROWS_PER_PART - n_rows, (OPS_PER_PART - n_ops) // ops_per_row)
                 if room <= 0 and n_rows > 0:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from g5cp_vec import __version__
@@ -58,7 +59,7 @@ def memory_columns(
         "hbm_bytes": np.full(len(seq_len), dep.chip.hbm_bytes),
         "fits": fits,
         "max_seq_len": longest,
-        "status": np.where(fits, "ok", "oom"),
+        "status": np.where(fits, "ok", "oom").tolist(),
         "calibrated": np.full(len(seq_len), dep.chip.calibrated),
     }
 
@@ -157,7 +158,7 @@ def assemble(pieces: list[tuple[int, Columns]], keys: pl.DataFrame) -> pl.DataFr
     Parameters
     ----------
     pieces : list of (n_rows, columns)
-        A column that a piece lacks is null there; NaN means null.
+        A column that a piece lacks is null there; NaN and None mean null.
     keys : DataFrame
         The key columns of all rows, in the same order.
     """
@@ -165,16 +166,39 @@ def assemble(pieces: list[tuple[int, Columns]], keys: pl.DataFrame) -> pl.DataFr
     for name, dtype in SCHEMA.items():
         if name in keys.columns:
             series.append(keys[name].cast(dtype))
-            continue
-        if name == "g5cp_version":
-            series.append(pl.Series(name, [__version__] * keys.height, dtype))
-            continue
-        chunks = [
-            pl.Series(name, columns[name], dtype, strict=False)
-            if name in columns
-            else pl.Series(name, [None], dtype).new_from_index(0, n_rows)
-            for n_rows, columns in pieces
-        ]
-        joined = pl.concat(chunks) if chunks else pl.Series(name, [], dtype)
-        series.append(joined.fill_nan(None).alias(name) if dtype == pl.Float64 else joined.alias(name))
+        elif name == "g5cp_version":
+            series.append(pl.Series(name, [__version__], dtype).new_from_index(0, keys.height))
+        else:
+            series.append(_column(name, dtype, pieces))
     return pl.DataFrame(series)
+
+
+_NUMPY = {pl.Float64: np.float64, pl.Int64: np.int64, pl.Boolean: np.bool_}
+
+
+def _column(name: str, dtype: type[pl.DataType], pieces: list[tuple[int, Columns]]) -> pl.Series:
+    """One column over all pieces, as an Arrow array with a mask: one allocation however many pieces there are."""
+    n_rows = sum(n for n, _ in pieces)
+    if dtype not in _NUMPY:
+        values: list[Any] = []
+        for n, columns in pieces:
+            values += columns.get(name, [None] * n)
+        return pl.Series(name, values, dtype)
+    filled, is_null = np.zeros(n_rows, _NUMPY[dtype]), np.ones(n_rows, np.bool_)
+    begin = 0
+    for n, columns in pieces:
+        part = slice(begin, begin + n)
+        begin += n
+        if name not in columns:
+            continue
+        value = columns[name]
+        if isinstance(value, list):  # audited rows hold integers, the others None
+            known = np.array([v is not None for v in value])
+            filled[part][known] = [v for v in value if v is not None]
+            is_null[part] = ~known
+        else:
+            filled[part] = value
+            is_null[part] = False
+    if dtype == pl.Float64:
+        is_null |= np.isnan(filled)
+    return pl.Series(name, pa.array(filled, mask=is_null))
