@@ -57,7 +57,8 @@ def kernel(
         Whether the function makes arrays. One that does not is compiled without numba's reference counting: the
         workspace holds dozens of arrays, and counting them at every inner call costs a hundred times the work.
     entry : bool
-        Whether Python calls the function. The others get no wrappers for that, which halves the time to compile.
+        Whether Python calls the function. The others get no wrappers for that and are inlined: a call would copy
+        the descriptors of all arrays, which costs more than most inner functions do.
     """
     if function is None:
         return lambda f: kernel(f, allocates=allocates, entry=entry)
@@ -69,7 +70,7 @@ def kernel(
     if not allocates:
         options["_nrt"] = False
     if not entry:
-        options["no_cpython_wrapper"] = True
+        options |= {"no_cpython_wrapper": True, "forceinline": True}
     try:
         return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=False, **options)(function)
     finally:

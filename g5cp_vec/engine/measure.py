@@ -40,6 +40,8 @@ class Tags(NamedTuple):
         Bits ``ROLE_*``.
     leave_indptr, leave_ops : CSR chips -> flows out of them
     arrive_indptr, arrive_ops : CSR chips -> flows into them
+    has_ring : bool
+        Whether any op has a role.
     runs : ndarray of int64, shape (n_runs, 4)
         Runs of which units were left out; see `g5cp_vec.engine.fold`.
     """
@@ -49,6 +51,7 @@ class Tags(NamedTuple):
     leave_ops: NDArray[np.int32]
     arrive_indptr: NDArray[np.int64]
     arrive_ops: NDArray[np.int32]
+    has_ring: bool
     runs: NDArray[np.int64]
 
 
@@ -118,22 +121,33 @@ def _gather_computes(g, chip, start_s, finish_s, out_start, out_finish):
 
 
 @kernel
-def _union_and_exposed(flow_start, flow_finish, n_flows, busy_start, busy_finish, n_busy, from_s, to_s, weight, out):
-    """Add the length of the union of the flows' intervals and of its idle part, both inside [from_s, to_s]."""
-    i, b = 0, 0
-    while i < n_flows:
-        begin, end = flow_start[i], flow_finish[i]
-        i += 1
-        while i < n_flows and flow_start[i] <= end:
-            end = max(end, flow_finish[i])
-            i += 1
-        begin, end = max(begin, from_s), min(end, to_s)
+def _merge_intervals(start, finish, n):
+    """Merge sorted intervals that touch, in place; return how many are left."""
+    kept = 0
+    for i in range(n):
+        if kept > 0 and start[i] <= finish[kept - 1]:
+            finish[kept - 1] = max(finish[kept - 1], finish[i])
+        else:
+            start[kept], finish[kept] = start[i], finish[i]
+            kept += 1
+    return kept
+
+
+@kernel
+def _union_and_exposed(comm_start, comm_finish, n_comm, busy_start, busy_finish, n_busy, from_s, to_s, weight, out):
+    """Add the length of the union of communication and of its idle part, both inside [from_s, to_s].
+
+    Both lists are sorted and without overlaps.
+    """
+    b = 0
+    for i in range(n_comm):
+        begin, end = max(comm_start[i], from_s), min(comm_finish[i], to_s)
         if end <= begin:
             continue
         out[COMM_S] += weight * (end - begin)
-        # Busy intervals do not overlap each other; one may reach into the next union interval.
         while b < n_busy and busy_finish[b] <= begin:
             b += 1
+        # A busy interval may reach into the next communication.
         at, k = begin, b
         while k < n_busy and busy_start[k] < end:
             if busy_start[k] > at:
@@ -217,17 +231,21 @@ def measure(g, t, start_s, finish_s, windows_s, scratch, out):
         return
     chip = _last_chip(g, finish_s)
     out[CHIP] = chip
-    n_flows = _gather_flows(t, chip, start_s, finish_s, scratch[0], scratch[1])
-    _sort_intervals(scratch[0], scratch[1], n_flows)
+    n_comm = _gather_flows(t, chip, start_s, finish_s, scratch[0], scratch[1])
+    _sort_intervals(scratch[0], scratch[1], n_comm)
+    n_comm = _merge_intervals(scratch[0], scratch[1], n_comm)
     n_busy = _gather_computes(g, chip, start_s, finish_s, scratch[2], scratch[3])
     _sort_intervals(scratch[2], scratch[3], n_busy)
+    n_busy = _merge_intervals(scratch[2], scratch[3], n_busy)
     for r in range(-1, len(t.runs)):
         from_s, to_s, weight = 0.0, np.inf, 1.0
         if r >= 0:
             from_s, to_s, weight = windows_s[r, 0], windows_s[r, 1], float(t.runs[r, RUN_EXTRA])
         _union_and_exposed(
-            scratch[0], scratch[1], n_flows, scratch[2], scratch[3], n_busy, from_s, to_s, weight, out
+            scratch[0], scratch[1], n_comm, scratch[2], scratch[3], n_busy, from_s, to_s, weight, out
         )
-        _measure_ring_steps(g, t, start_s, finish_s, chip, from_s, to_s, weight, out)
-        _measure_ring_flows(t, start_s, finish_s, chip, from_s, to_s, weight, out)
-    _peak_blocks(g, t, start_s, finish_s, chip, scratch[0], scratch[1], out)
+        if t.has_ring:
+            _measure_ring_steps(g, t, start_s, finish_s, chip, from_s, to_s, weight, out)
+            _measure_ring_flows(t, start_s, finish_s, chip, from_s, to_s, weight, out)
+    if t.has_ring:
+        _peak_blocks(g, t, start_s, finish_s, chip, scratch[0], scratch[1], out)

@@ -115,8 +115,8 @@ def build_structure(dep: Deployment, network: Network | None = None) -> Structur
                 blocks.append(b.build())
             chain.append(by_kind[kind])
             layers.append(layer)
-    # The last token of a head-tail split lives on cp coordinate 0, which also owns the tokens in decode.
-    append(_head(network, ranks[:, -1, :1], keys))
+    # Every rank that holds tokens runs the head, as one program on all ranks does, whoever holds the last token.
+    append(_head(network, holders[:, -1], keys))
     return Structure(blocks, chain, layers, keys, network, dep.n_chips)
 
 

@@ -195,7 +195,9 @@ def _tags(ops: OpGraph, runs: NDArray[np.int64]) -> Tags:
         last = int(ops.op_step[attention].max())
         role[attention & (ops.op_step == 0)] |= ROLE_RING_FIRST
         role[attention & (ops.op_step == last)] |= ROLE_RING_LAST
-    return Tags(role, ops.leave_indptr, ops.leave_ops, ops.arrive_indptr, ops.arrive_ops, runs)
+    return Tags(
+        role, ops.leave_indptr, ops.leave_ops, ops.arrive_indptr, ops.arrive_ops, bool(ring_flow.any()), runs
+    )
 
 
 def most_sent(template: Template, column: str, message_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
