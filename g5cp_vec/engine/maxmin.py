@@ -185,13 +185,14 @@ def _fill(g, w, stamp, n_affected, n_links):
     n_open = n_links
     floor = 0.0
     while n_left > 0:
-        share = np.inf
+        share, tightest = np.inf, NONE
         kept = 0
         # Links without an unfrozen flow left move behind the open ones, so later rounds do not see them.
         for i in range(n_open):
             link = w.links[i]
             if w.weight[link] > 0.5:
-                share = min(share, w.residual[link] / w.weight[link])
+                if tightest == NONE or w.residual[link] / w.weight[link] < share:
+                    share, tightest = w.residual[link] / w.weight[link], link
                 w.links[i] = w.links[kept]
                 w.links[kept] = link
                 kept += 1
@@ -203,6 +204,8 @@ def _fill(g, w, stamp, n_affected, n_links):
         share = max(share, floor)
         floor = share
         bound = share * (1.0 + TIE_RTOL)
+        # Frozen whatever rounding says of it, so every round makes progress.
+        n_left -= _freeze_link(g, w, tightest, stamp, share)
         for i in range(n_open):
             link = w.links[i]
             if w.weight[link] > 0.5 and w.residual[link] <= bound * w.weight[link]:

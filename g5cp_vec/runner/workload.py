@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from itertools import chain
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,32 +43,33 @@ class _Checker:
         if len(self.lines) < _MAX_COMPLAINTS:
             self.lines.append(f"{self.source}: {place}: {text}")
 
-    def number(self, owner: Mapping[str, Any], key: str, place: str, default: float | None = None) -> float:
+    def number(
+        self, owner: Mapping[str, Any], key: str, place: str, default: float | None = None, *, above_zero: bool = False
+    ) -> float:
         value = owner.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, Real):
             self.fail(f"{place}.{key}", f"expected a number, got {value!r}" if key in owner else "missing")
             return 0.0
         try:
             value = float(value)
         except OverflowError:
             value = math.inf
-        if not 0.0 <= value < math.inf:
-            self.fail(f"{place}.{key}", f"expected a finite number >= 0, got {value!r}")
+        if not 0.0 <= value < math.inf or (above_zero and value == 0.0):
+            self.fail(f"{place}.{key}", f"expected a finite number {'>' if above_zero else '>='} 0, got {value!r}")
             return 0.0
         return value
 
     def index(self, value: Any, n: int, place: str, what: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < n:
+        if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value < n:
             self.fail(place, f"unknown {what} {value!r}: {what}s are 0 to {n - 1}")
             return 0
-        return value
+        return int(value)
 
     def items(self, owner: Mapping[str, Any], key: str) -> list[Any]:
-        value = owner.get(key, [])
-        if not isinstance(value, list | tuple):
-            self.fail(key, f"expected a list, got {type(value).__name__}")
+        if not isinstance(owner.get(key), list | tuple):
+            self.fail(key, f"expected a list, got {owner[key]!r}" if key in owner else "missing; expected a list")
             return []
-        return list(value)
+        return list(owner[key])
 
     def finish(self) -> None:
         if self.lines:
@@ -110,19 +112,22 @@ def compile_workload(data: Any, source: str = "<mapping>") -> tuple[Graph, Costs
     for key in data:
         if key not in ("links", "chips", "ops", "deps"):
             check.fail(str(key), "unknown key; expected links, chips, ops, deps")
-    capacity, link_latency = _read_links(check, check.items(data, "links"))
-    n_chips = data.get("chips", 0)
-    if isinstance(n_chips, bool) or not isinstance(n_chips, int) or not 0 <= n_chips < 2**31:
+    lists = {key: check.items(data, key) for key in ("links", "ops", "deps")}
+    n_chips = data.get("chips")
+    if isinstance(n_chips, bool) or not isinstance(n_chips, Integral) or not 0 <= n_chips < 2**31:
         check.fail("chips", f"expected a whole number of chips >= 0, got {n_chips!r}")
-        n_chips = 0
-    ops = check.items(data, "ops")
-    op_arrays = _read_ops(check, ops, n_chips, link_latency)
-    preds, succs = _read_deps(check, check.items(data, "deps"), len(ops))
+    check.finish()  # what refers to a list that is not there would only repeat it
+    capacity, link_latency = _read_links(check, lists["links"])
+    ops, n_chips = lists["ops"], int(n_chips)
+    op_arrays = _read_ops(check, ops, n_chips, len(capacity))
+    preds, succs = _read_deps(check, lists["deps"], len(ops))
     check.finish()
     kind, chip, prio, amount, latency, route_indptr, routes = op_arrays
     succ_indptr, succ_indices = drop_repeated(*group_by(len(ops), preds, succs))
     chip_indptr, chip_ops, op_rank = order_chips(n_chips, chip, prio)
     identity = np.arange(len(ops), dtype=np.int32)
+    route_op = np.repeat(identity, np.diff(route_indptr))
+    latency = latency + np.bincount(route_op, weights=link_latency[routes], minlength=len(ops))
     graph = Graph(
         op_kind=kind,
         op_chip=chip,
@@ -134,7 +139,7 @@ def compile_workload(data: Any, source: str = "<mapping>") -> tuple[Graph, Costs
         route_indptr=route_indptr,
         route_indices=routes,
         route_count=np.ones(len(routes)),
-        route_op=np.repeat(identity, np.diff(route_indptr)),
+        route_op=route_op,
         succ_indptr=succ_indptr,
         succ_indices=succ_indices,
         pred_count=count_predecessors(len(ops), succ_indices),
@@ -153,16 +158,14 @@ def _read_links(check: _Checker, links: list[Any]) -> tuple[NDArray[np.float64],
         for key in link:
             if key not in ("bw", "lat"):
                 check.fail(f"{place}.{key}", "unknown key; expected bw, lat")
-        capacity[i] = check.number(link, "bw", place)
+        capacity[i] = check.number(link, "bw", place, above_zero=True)
         latency[i] = check.number(link, "lat", place, default=0.0)
-        if capacity[i] == 0.0:
-            check.fail(f"{place}.bw", f"expected a bandwidth > 0, got {link.get('bw')!r}")
     return capacity, latency
 
 
-def _read_ops(check: _Checker, ops: list[Any], n_chips: int, link_latency: NDArray[np.float64]) -> tuple[Any, ...]:
-    """Return kind, chip, prio, amount (s or bytes), latency (s), route_indptr, route_indices."""
-    n_ops, n_links = len(ops), len(link_latency)
+def _read_ops(check: _Checker, ops: list[Any], n_chips: int, n_links: int) -> tuple[Any, ...]:
+    """Return kind, chip, prio, amount (s or bytes), own latency (s), route_indptr, route_indices."""
+    n_ops = len(ops)
     kind, chip = np.zeros(n_ops, np.int8), np.full(n_ops, -1, np.int32)
     prio, amount, latency = np.zeros(n_ops, np.int64), np.zeros(n_ops), np.zeros(n_ops)
     routes: list[list[int]] = []
@@ -183,8 +186,8 @@ def _read_ops(check: _Checker, ops: list[Any], n_chips: int, link_latency: NDArr
             else:
                 kind[i] = FLOW
                 amount[i] = check.number(op, "bytes", place)
-                route = _read_route(check, op.get("route", []), n_links, place)
-                latency[i] = check.number(op, "lat", place, default=0.0) + sum(link_latency[j] for j in route)
+                route = _read_route(check, op, n_links, place)
+                latency[i] = check.number(op, "lat", place, default=0.0)
         routes.append(route)
     route_indptr = np.zeros(n_ops + 1, np.int64)
     np.cumsum([len(route) for route in routes], out=route_indptr[1:])
@@ -193,18 +196,20 @@ def _read_ops(check: _Checker, ops: list[Any], n_chips: int, link_latency: NDArr
 
 
 def _read_prio(check: _Checker, value: Any, place: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not -(2**62) < value < 2**62:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not -(2**62) < value < 2**62:
         check.fail(f"{place}.prio", f"expected a whole number, got {value!r}")
         return 0
-    return value
+    return int(value)
 
 
-def _read_route(check: _Checker, value: Any, n_links: int, place: str) -> list[int]:
+def _read_route(check: _Checker, op: Mapping[str, Any], n_links: int, place: str) -> list[int]:
+    value = op.get("route")
     if not isinstance(value, list | tuple):
-        check.fail(f"{place}.route", f"expected a list of link ids, got {value!r}")
+        check.fail(f"{place}.route", f"expected a list of link ids, got {value!r}" if "route" in op else "missing")
         return []
+    n_before = len(check.lines)
     route = [check.index(link, n_links, f"{place}.route", "link") for link in value]
-    if len(set(route)) != len(route) and len(set(map(str, value))) != len(value):
+    if len(set(route)) != len(route) and len(check.lines) == n_before:
         check.fail(f"{place}.route", f"names a link twice: {value!r}")
     return route
 

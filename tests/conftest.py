@@ -1,0 +1,13 @@
+"""Hypothesis profiles: HYPOTHESIS_PROFILE=ci (default, the same examples every time) or dev (fresh random ones)."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much]}
+settings.register_profile("ci", max_examples=200, derandomize=True, database=None, **COMMON)
+settings.register_profile("dev", max_examples=50, **COMMON)
+settings.register_profile("nightly", max_examples=5000, **COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
