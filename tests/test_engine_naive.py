@@ -168,6 +168,17 @@ HAND = {
         [0, 1e4, 1e4 + 2, 1e4, 0],
         [1e4, 1e4, 1e4 + 3, 1e4 + 2, 1e4],
     ),
+    # Zero seconds are done within the instant, 1e-12 s are not: at 1e4 s op 2 (no time) frees op 4 (prio 5) before op 1
+    # ends, so chip 2 takes op 4 and op 3 (prio 0, behind op 1) waits for it until 1e4 + 2.
+    "zero seconds before short ones": (
+        workload(
+            [compute(0, 1e4), compute(0, 1e-12), compute(1, 0), compute(2, 1, 0), compute(2, 2, 5)],
+            [(0, 1), (0, 2), (1, 3), (2, 4)],
+            chips=3,
+        ),
+        [0, 1e4, 1e4, 1e4 + 2, 1e4],
+        [1e4, 1e4, 1e4, 1e4 + 3, 1e4 + 2],
+    ),
 }
 
 

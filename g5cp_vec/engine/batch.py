@@ -11,7 +11,7 @@ import numpy as np
 from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import N_EVENTS, OK, Costs, make_workspace
 from g5cp_vec.engine.fold import is_periodic
-from g5cp_vec.engine.measure import measure
+from g5cp_vec.engine.measure import measure, scratch_width
 from g5cp_vec.engine.schedule import simulate
 
 # Beside the engine's own statuses: a run left out units although it is not periodic; simulate more of them.
@@ -50,7 +50,7 @@ def run_rows(g, t, duration_s, bytes_, latency_s, capacity, worker, n_workers, o
     n_ops, n_chips = len(g.op_kind), len(g.chip_indptr) - 1
     w = make_workspace(n_ops, n_chips, len(g.link_capacity), len(g.route_indices))
     start_s, finish_s = np.zeros(n_ops), np.zeros(n_ops)
-    windows_s, scratch = np.zeros((len(t.runs), 2)), np.zeros((4, 2 * n_ops))
+    windows_s, scratch = np.zeros((len(t.runs), 2)), np.zeros((4, scratch_width(g, t)))
     info = np.zeros(2, np.int64)
     for row in range(worker, len(duration_s), n_workers):
         c = Costs(duration_s[row], bytes_[row], latency_s[row], capacity[row])

@@ -92,6 +92,10 @@ def is_periodic(start_s, finish_s, run, out_window_s):
 def unfold(times_s, runs, windows_s, n_ops_full):
     """Times of the whole chain from those of the short one.
 
+    The long run is the short one up to t_b, then the window (t_a, t_b] over and over, then the rest of the short one.
+    So of an op's copies, those up to the last one at or before t_b keep their times, that one is repeated a period
+    later each time, and the others follow after what was left out.
+
     Parameters
     ----------
     times_s : ndarray of float64, shape (n_ops_short,)
@@ -111,22 +115,24 @@ def unfold(times_s, runs, windows_s, n_ops_full):
     for r in range(len(runs)):
         first, unit, kept, extra = runs[r]
         period_s = windows_s[r, 1] - windows_s[r, 0]
+        limit_s = windows_s[r, 1] + PERIOD_RTOL * period_s
         while done < first:
             out[at] = times_s[done] + shift_s
             at += 1
             done += 1
-        # The repeated unit is one that had settled: the one before the window's where there is one.
-        settled = max(kept - 3, 0)
-        for copy in range(kept + extra):
-            if copy <= settled:
-                source, moved_s = copy, 0.0
-            elif copy <= settled + extra:
-                source, moved_s = settled, (copy - settled) * period_s
-            else:
-                source, moved_s = copy - extra, extra * period_s
-            for i in range(unit):
-                out[at] = times_s[first + source * unit + i] + moved_s + shift_s
-                at += 1
+        for i in range(unit):
+            last = 0
+            while last + 1 < kept and times_s[first + (last + 1) * unit + i] <= limit_s:
+                last += 1
+            for copy in range(kept + extra):
+                if copy <= last:
+                    time_s = times_s[first + copy * unit + i]
+                elif copy <= last + extra:
+                    time_s = times_s[first + last * unit + i] + (copy - last) * period_s
+                else:
+                    time_s = times_s[first + (copy - extra) * unit + i] + extra * period_s
+                out[at + copy * unit + i] = time_s + shift_s
+        at += (kept + extra) * unit
         done = first + kept * unit
         shift_s += extra * period_s
     while done < len(times_s):

@@ -56,6 +56,16 @@ class Tags(NamedTuple):
 
 
 @kernel
+def scratch_width(g, t):
+    """Most intervals that `measure` gathers for one chip."""
+    width = 0
+    for chip in range(len(g.chip_indptr) - 1):
+        n_flows = t.leave_indptr[chip + 1] - t.leave_indptr[chip] + t.arrive_indptr[chip + 1] - t.arrive_indptr[chip]
+        width = max(width, n_flows, g.chip_indptr[chip + 1] - g.chip_indptr[chip])
+    return width
+
+
+@kernel
 def _last_chip(g, finish_s):
     """Chip whose last compute op ends last, the lowest on a tie."""
     n_chips = len(g.chip_indptr) - 1
@@ -160,24 +170,24 @@ def _union_and_exposed(comm_start, comm_finish, n_comm, busy_start, busy_finish,
 
 @kernel
 def _measure_ring_steps(g, t, start_s, finish_s, chip, from_s, to_s, weight, out):
-    """Add the length of every layer's ring that starts inside [from_s, to_s)."""
+    """Add the length of every layer's ring, as far as it lies inside [from_s, to_s]."""
     ring_from_s = 0.0
     for p in range(g.chip_indptr[chip], g.chip_indptr[chip + 1]):
         op = g.chip_ops[p]
         role = t.op_role[op]
         if role & ROLE_RING_FIRST:
             ring_from_s = start_s[op]
-        if role & ROLE_RING_LAST and from_s <= ring_from_s < to_s:
-            out[RING_S] += weight * (finish_s[op] - ring_from_s)
+        if role & ROLE_RING_LAST:
+            out[RING_S] += weight * max(min(finish_s[op], to_s) - max(ring_from_s, from_s), 0.0)
 
 
 @kernel
 def _measure_ring_flows(t, start_s, finish_s, chip, from_s, to_s, weight, out):
-    """Add the time of incoming ring flows that start inside [from_s, to_s)."""
+    """Add the time of incoming ring flows, as far as it lies inside [from_s, to_s]."""
     for p in range(t.arrive_indptr[chip], t.arrive_indptr[chip + 1]):
         flow = t.arrive_ops[p]
-        if t.op_role[flow] & ROLE_RING_FLOW and from_s <= start_s[flow] < to_s:
-            out[RING_COMM_S] += weight * (finish_s[flow] - start_s[flow])
+        if t.op_role[flow] & ROLE_RING_FLOW:
+            out[RING_COMM_S] += weight * max(min(finish_s[flow], to_s) - max(start_s[flow], from_s), 0.0)
 
 
 @kernel
@@ -217,7 +227,7 @@ def measure(g, t, start_s, finish_s, windows_s, scratch, out):
     start_s, finish_s : ndarrays of float64, shape (n_ops,)
     windows_s : ndarray of float64, shape (n_runs, 2)
         One period of each run.
-    scratch : ndarray of float64, shape (4, 2 * n_ops)
+    scratch : ndarray of float64, shape (4, scratch_width(g, t))
     out : ndarray of float64, shape (N_MEASURES,)
         Overwritten.
     """

@@ -102,7 +102,7 @@ def _side_by_side(structure: Structure) -> tuple[Parts, NDArray[np.int64]]:
         label, kind.astype(np.int8), src,
         *pairs["pred"], *pairs["entry"], route_indptr, route_links,
         *pairs["chip"], *pairs["exit"], *pairs["link"],
-        network.link_capacity.astype(np.int32), np.zeros(n_chips, np.int32),
+        network.link_capacity.astype(np.int32), network.chip_rate,
     )  # fmt: skip
     return parts, first
 
@@ -157,7 +157,7 @@ def _quotient(
                 succ=succ[edges] - np.int32(low),
                 **_entries(block, members, chip_colour, own),
                 **_pairs(block, "exit", represents, own, once=True),
-                **_pairs(block, "leave", represents, own, once=False),
+                **_pairs(block, "leave", represents, own, once=True),
                 **_pairs(block, "arrive", represents, own, once=False),
             )
         )
@@ -174,7 +174,10 @@ def _entries(block: Block, members: Ids, chip_colour: Ids, op_class: Ids) -> dic
 
 
 def _pairs(block: Block, name: str, represents: Ids, op_class: Ids, *, once: bool) -> dict[str, Ids]:
-    """The (chip, op) pairs of the chips that stand for their class, as classes; repeated ones dropped if ``once``."""
+    """The (chip, op) pairs of the chips that stand for their class, as classes; repeated ones dropped if ``once``.
+
+    A chip may receive several flows of one class at once: each counts where their time is summed.
+    """
     chips, ops = getattr(block, f"{name}_chip"), getattr(block, f"{name}_op")
     kept = represents[chips] >= 0
     chip_class, classes = represents[chips[kept]], op_class[ops[kept]]

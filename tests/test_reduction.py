@@ -1,0 +1,174 @@
+"""The reduced simulation equals the full one, op by op: symmetry classes, folded layers, and what defeats them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from g5cp_vec.config.expansion import VALID
+from g5cp_vec.config.grid import load_grid
+from g5cp_vec.cost.rows import CostRows, cost_rows
+from g5cp_vec.mapping.load import build_load
+from g5cp_vec.mapping.network import build_network
+from g5cp_vec.mapping.reduce import Run, find_runs
+from g5cp_vec.mapping.structure import build_structure
+from g5cp_vec.runner.local import simulate_point, simulate_rows
+from g5cp_vec.runner.template import Fold, Template
+
+JITTER = 1e-11  # relative change of every duration and bandwidth by which amplification is measured
+CHAOS = 1e5
+
+
+def prepare(**keys):
+    """Structure and one row of costs of a point; None when it cannot be deployed."""
+    fixed = {"chip": "h100-sxm", "phase": "prefill", "seq_len": "64K", **keys}
+    expansion = load_grid({"name": "point", "fixed": fixed}, point=True).expand()
+    if expansion.reason_code[0] != VALID:
+        return None
+    dep = expansion.deployments[0]
+    network = build_network(dep.topology, dep.n_chips)
+    structure = build_structure(dep, network)
+    load = build_load(dep, expansion.seq_len, expansion.batch, expansion.cached_tokens)
+    return structure, cost_rows(dep, structure.keys, network, load, 1)
+
+
+def jittered(costs, seed):
+    rng = np.random.default_rng(seed)
+    return CostRows(
+        costs.duration_s * (1 + JITTER * rng.uniform(-1, 1, costs.duration_s.shape)),
+        costs.bytes,
+        costs.latency_s,
+        costs.capacity * (1 + JITTER * rng.uniform(-1, 1, costs.capacity.shape)),
+    )
+
+
+def amplification(full, costs, finish_s):
+    makespan = finish_s.max()
+    moved = [np.abs(simulate_point(full, jittered(costs, seed), 0)[1] - finish_s).max() for seed in range(4)]
+    return max(moved) / makespan / JITTER
+
+
+def assert_reduced_equals_full(structure, costs):
+    reduced, full = Template(structure, reduced=True), Template(structure, reduced=False)
+    start, finish = simulate_point(full, costs, 0)
+    start_r, finish_r = simulate_point(reduced, costs, 0)
+    makespan = finish.max()
+    error = max(np.abs(start_r - start).max(), np.abs(finish_r - finish).max()) / makespan
+    if error > 1e-12:  # amplification only widens the bound, and costs four more simulations
+        growth = amplification(full, costs, finish)
+        # Beyond this the jitter has grown to what chaos allows, and says nothing of how rounding grows.
+        assume(growth < CHAOS)
+        assert error <= 1e-12 * (1 + growth)
+    measured, measured_r = simulate_rows(full, costs).measures[0], simulate_rows(reduced, costs).measures[0]
+    assert measured_r[0] == pytest.approx(makespan, rel=1e-12)
+    assert full.chips[int(measured[1])] == reduced.chips[int(measured_r[1])] or error > 0
+    np.testing.assert_allclose(measured_r[2:], measured[2:], rtol=0, atol=1e-9 * makespan)
+    return reduced
+
+
+CASES = {
+    "symmetric switch": {"model": "llama-3.1-8b", "topology": "flat-450", "n_chips": 16, "tp": 2, "cp": 4},
+    "decode": {"model": "llama-3.1-8b", "topology": "hgx-8", "n_chips": 16, "tp": 4, "cp": 4, "phase": "decode"},
+    "uneven stages": {"model": "llama-3.1-8b", "topology": "hgx-8", "n_chips": 24, "tp": 2, "cp": 4, "pp": 3},
+    "dense first layers": {
+        "model": "deepseek-v3-671b", "topology": "hgx-8", "n_chips": 16, "tp": 2, "cp": 2, "ep": 8
+    },
+    "shared spine": {"model": "deepseek-v3-671b", "topology": "hgx-8-oversub2", "n_chips": 32, "tp": 4, "cp": 4, "ep": 4},
+    "replicas share experts": {"model": "deepseek-v3-671b", "topology": "hgx-8", "n_chips": 16, "tp": 4, "cp": 1},
+    "group straddles racks": {
+        "model": "llama-3.1-405b", "topology": "nvl72", "n_chips": 96, "tp": 8, "cp": 12, "seq_len": "16K"
+    },
+    "chaotic ring": {
+        "model": "llama-3.1-405b", "topology": "hgx-8", "n_chips": 64, "tp": 4, "cp": 16, "seq_len": "8K"
+    },
+    "direct collectives": {
+        "model": "deepseek-v3-671b", "topology": "hgx-8", "n_chips": 32, "tp": 8, "cp": 2, "ep": 16,
+        "collective": "direct",
+    },
+    "other rank order": {
+        "model": "qwen3-235b-a22b", "topology": "hgx-8", "n_chips": 32, "tp": 4, "cp": 4, "ep": 2,
+        "rank_order": ["cp", "tp", "dp", "pp"],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reduced_equals_full(name):
+    structure, costs = prepare(**CASES[name])
+    reduced = assert_reduced_equals_full(structure, costs)
+    assert len(reduced.chips) < structure.n_chips
+
+
+@given(
+    model=st.sampled_from(["llama-3.1-8b", "deepseek-v3-671b", "qwen3-235b-a22b"]),
+    topology=st.sampled_from(["flat-450", "hgx-8", "hgx-8-oversub2", "nvl72"]),
+    phase=st.sampled_from(["prefill", "decode"]),
+    tp=st.sampled_from([1, 2, 4, 8]),
+    cp=st.integers(1, 8),
+    pp=st.integers(1, 3),
+    dp=st.integers(1, 4),
+    ep=st.sampled_from([1, 2, 4]),
+    collective=st.sampled_from(["ring", "direct"]),
+    order=st.permutations(["tp", "cp", "pp", "dp"]),
+    seq_len=st.sampled_from(["1K", "8K", "100K", "1M"]),
+)
+@example("deepseek-v3-671b", "hgx-8", "prefill", 4, 3, 1, 2, 4, "ring", ["tp", "cp", "pp", "dp"], "8K")
+def test_reduced_equals_full_at_random(model, topology, phase, tp, cp, pp, dp, ep, collective, order, seq_len):
+    n_chips = tp * cp * pp * dp
+    assume(n_chips <= 48)
+    prepared = prepare(
+        model=model, topology=topology, phase=phase, n_chips=n_chips, tp=tp, cp=cp, pp=pp, ep=ep,
+        collective=collective, rank_order=list(order), seq_len=seq_len,
+    )  # fmt: skip
+    assume(prepared is not None)
+    assert_reduced_equals_full(*prepared)
+
+
+def test_symmetric_deployment_is_one_class():
+    structure, _ = prepare(**CASES["symmetric switch"])
+    reduced = Template(structure, reduced=True)
+    assert len(reduced.chips) == 1
+    # 16 ranks fall together, and 32 layers are simulated as two.
+    assert len(reduced.chain(Fold(1, 2)).graph.op_kind) * 100 < reduced.n_ops
+
+
+def test_wrong_partition_is_noticed():
+    from g5cp_vec.engine.quotient import is_equitable, refine
+    from g5cp_vec.mapping.reduce import _side_by_side
+
+    structure, _ = prepare(**CASES["group straddles racks"])
+    parts, _ = _side_by_side(structure)
+    ops, chips, links = refine(parts, 0)
+    assert is_equitable(parts, ops, chips, links)
+    assert chips.max() > 0
+    assert not is_equitable(parts, ops, np.zeros_like(chips), links)
+    merged = ops.copy()
+    merged[merged == merged.max()] = 0
+    assert not is_equitable(parts, merged, chips, links)
+
+
+@pytest.mark.parametrize(
+    ("chain", "runs"),
+    [
+        ([0], []),
+        ([0, 1, 1, 1, 2], [Run(1, 1, 3)]),
+        ([0, 1, 2, 1, 2, 1, 2, 3], [Run(1, 2, 3)]),
+        ([0, 1, 1, 2, 1, 1, 2, 9], [Run(1, 3, 2)]),
+        ([0, *[1] * 3, *[2] * 58, 3], [Run(1, 1, 3), Run(4, 1, 58)]),
+    ],
+)
+def test_runs(chain, runs):
+    assert find_runs(chain) == runs
+
+
+def test_what_does_not_repeat_is_simulated_whole():
+    # The comm-bound ring over two unequal kinds of link never settles: nothing may be left out of it.
+    structure, costs = prepare(
+        model="llama-3.1-405b", topology="nvl72", n_chips=256, tp=8, cp=16, chip="b200-sxm", seq_len="8K"
+    )
+    reduced = Template(structure, reduced=True)
+    simulated = simulate_rows(reduced, costs)
+    assert simulated.n_ops[0] > len(reduced.chain(None).graph.op_kind)
+    assert simulated.measures[0, 0] > 0
