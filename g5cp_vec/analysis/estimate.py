@@ -1,21 +1,31 @@
-"""What a sweep will cost, before it runs: points, structures, time and memory. Nothing is simulated."""
+"""What a sweep will cost, before it runs: points, structures, time and memory. Nothing is simulated.
+
+Time is a fixed part, a part for every structure (its graph is built and reduced once), and a part for the operations
+left of every row after the exact reductions; an audit unfolds its row to every rank and layer. The rates were fitted
+to the sweeps of the project and to one of 200,000 points, on two cores of a server.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.config.expansion import VALID
+from g5cp_vec.config.expansion import VALID, Expansion
 from g5cp_vec.config.grid import Grid
-from g5cp_vec.runner.plan import build_plan, estimated_ops
+from g5cp_vec.runner.local import AUDIT_EVERY
+from g5cp_vec.runner.plan import Plan, build_plan, estimated_ops
 
-# Measured with sweeps/deepseek_v3_1m.toml on two cores of a server, templates included: 2.0 million ops/s.
-OPS_PER_S = 2.0e6
-# Measured with two threads: the template of 2 million ops, a workspace per thread and what numba and polars take.
-BYTES_PER_OP = 350
+START_S = 0.3
+STRUCTURE_S = 0.01
+OPS_PER_S = 1.5e7
+AUDITED_OPS_PER_S = 0.9e6
+# Resident: the interpreter with its libraries, the rows of a part, and the unfolded graph of the largest audited row.
 BASE_BYTES = 250 * 10**6
+BYTES_PER_ROW = 3200
+BYTES_PER_AUDITED_OP = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +38,10 @@ class Estimate:
         Rows after the filter, and those that can be simulated.
     n_structures, n_parts : int
         Distinct operation graphs, and files of the dataset.
-    n_ops, most_ops : int
-        Roughly the operations of all points together, and of the largest one.
-    seconds, memory_bytes : float
-        Roughly, at `OPS_PER_S` and `BYTES_PER_OP`.
+    n_ops, n_audited_ops : int
+        Roughly the operations to simulate, and those of the rows that ``--audit sample`` looks at.
+    seconds, audit_seconds, memory_bytes : float
+        Roughly; the audit's time comes on top.
     reasons : list of (str, int)
         Why points are invalid, and how many; most frequent first.
     """
@@ -41,8 +51,9 @@ class Estimate:
     n_structures: int
     n_parts: int
     n_ops: int
-    most_ops: int
+    n_audited_ops: int
     seconds: float
+    audit_seconds: float
     memory_bytes: float
     reasons: list[tuple[str, int]]
 
@@ -58,23 +69,41 @@ def estimate_sweep(grid: Grid) -> Estimate:
     expansion = grid.expand()
     plan = build_plan(expansion)
     is_valid = expansion.reason_code == VALID
-    n_rows = np.bincount(expansion.deployment[is_valid], minlength=len(expansion.deployments)).tolist()
-    ops = [
-        (n, estimated_ops(dep))
-        for n, dep in zip(n_rows, expansion.deployments, strict=True)
-        if n and isinstance(dep, Deployment) and dep.path == "g5"
-    ]
-    n_ops, most_ops = sum(n * each for n, each in ops), max((each for _, each in ops), default=0)
+    exact, full = _ops(expansion, "exact"), _ops(expansion, "full")
+    audited = _audited(expansion, plan)
+    most_rows = max((sum(batch.n_rows for batch in part) for part in plan.parts), default=0)
+    n_ops = int(exact[expansion.deployment[is_valid]].sum())
+    n_audited_ops = int(full[audited].sum())
     counts = np.bincount(expansion.reason_code[~is_valid], minlength=len(expansion.reasons)).tolist()
-    reasons = sorted(zip(expansion.reasons, counts, strict=True), key=lambda pair: -pair[1])
     return Estimate(
         n_points=len(expansion),
         n_valid=int(is_valid.sum()),
         n_structures=plan.n_structures,
         n_parts=len(plan.parts),
         n_ops=n_ops,
-        most_ops=most_ops,
-        seconds=n_ops / OPS_PER_S,
-        memory_bytes=BASE_BYTES + BYTES_PER_OP * most_ops,
-        reasons=reasons,
+        n_audited_ops=n_audited_ops,
+        seconds=START_S + STRUCTURE_S * plan.n_structures + n_ops / OPS_PER_S,
+        audit_seconds=n_audited_ops / AUDITED_OPS_PER_S,
+        memory_bytes=BASE_BYTES + BYTES_PER_ROW * most_rows + BYTES_PER_AUDITED_OP * int(full[audited].max(initial=0)),
+        reasons=sorted(zip(expansion.reasons, counts, strict=True), key=lambda pair: -pair[1]),
     )
+
+
+def _ops(expansion: Expansion, fidelity: str) -> NDArray[np.int64]:
+    """Operations of one point of each deployment, 0 where none is simulated."""
+    return np.array(
+        [
+            estimated_ops(dep, fidelity) if isinstance(dep, Deployment) and dep.path == "g5" else 0
+            for dep in expansion.deployments
+        ],
+        np.int64,
+    )
+
+
+def _audited(expansion: Expansion, plan: Plan) -> NDArray[np.int64]:
+    """Deployment of every row of the audit's sample."""
+    firsts = [
+        batch.slices[0].deployment for part in plan.parts for batch in part if batch.kind == "g5" and batch.is_first
+    ]
+    sampled = (expansion.reason_code == VALID) & (expansion.row % AUDIT_EVERY == 0)
+    return np.concatenate([np.array(firsts, np.int64), expansion.deployment[sampled]])

@@ -62,11 +62,15 @@ class Progress:
 
 
 class Lines(Progress):
-    """A line at the start, one every ten seconds, one at the end."""
+    """A line at the start, one every ten seconds, one at the end.
+
+    The rate shown counts from the first rows on, which may have waited for compilation.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._last_s = 0.0
+        self._last_s = self._first_s = 0.0
+        self._n_first = 0
 
     def begin(self, n_rows: int, headline: str) -> None:
         """Print what is to be done."""
@@ -78,11 +82,20 @@ class Lines(Progress):
         """Print a line if the last one is old, or if this was the last row."""
         super().advance(n_rows)
         now_s, done = time.monotonic(), self.n_resumed + self.n_done
-        if now_s - self._last_s >= LINE_EVERY_S or done == self.n_rows:
-            self._last_s = now_s
-            resumed = f" ({self.n_resumed} found finished)" if self.n_resumed else ""
-            left = f", about {seconds_text((self.n_rows - done) / self.rows_per_s)} left" if done < self.n_rows else ""
-            click.echo(f"{done}/{self.n_rows} rows{resumed}, {self.rows_per_s:.1f} rows/s{left}", err=True)
+        if self._n_first == 0:
+            self._n_first, self._first_s = self.n_done, now_s
+        if now_s - self._last_s < LINE_EVERY_S and done < self.n_rows:
+            return
+        self._last_s = now_s
+        line = f"{done}/{self.n_rows} rows"
+        if self.n_resumed:
+            line += f" ({self.n_resumed} found finished)"
+        if self.n_done > self._n_first:
+            rate = (self.n_done - self._n_first) / max(now_s - self._first_s, 1e-9)
+            line += f", {rate:.1f} rows/s"
+            if done < self.n_rows:
+                line += f", about {seconds_text((self.n_rows - done) / rate)} left"
+        click.echo(line, err=True)
 
 
 class _RowsPerSecond(ProgressColumn):

@@ -14,7 +14,7 @@ def command(grid: Path) -> None:
 
     Nothing is simulated. Combinations that cannot be deployed are counted by reason.
     """
-    from g5cp_vec.analysis.estimate import BYTES_PER_OP, OPS_PER_S, estimate_sweep
+    from g5cp_vec.analysis.estimate import OPS_PER_S, estimate_sweep
     from g5cp_vec.cli._output import bytes_text, print_table, seconds_text
     from g5cp_vec.config.grid import load_grid
     from g5cp_vec.errors import InfeasibleError
@@ -30,15 +30,15 @@ def command(grid: Path) -> None:
             ("invalid", str(n_invalid)),
             ("structures", str(size.n_structures)),
             ("parts of the dataset", str(size.n_parts)),
-            ("operations, about", f"{size.n_ops:,}"),
-            ("operations of the largest point, about", f"{size.most_ops:,}"),
-            ("time, estimated", seconds_text(size.seconds)),
-            ("memory, estimated", bytes_text(size.memory_bytes)),
+            ("operations to simulate, about", f"{size.n_ops:,}"),
+            ("time, about", seconds_text(size.seconds)),
+            ("time of the audits on top, about", seconds_text(size.audit_seconds)),
+            ("memory, about", bytes_text(size.memory_bytes)),
         ],
     )
     click.echo(
-        f"estimates: {OPS_PER_S / 1e6:g} million operations/s on two cores, {BYTES_PER_OP} bytes an operation; "
-        "compilation, once per installation, and audits come on top"
+        f"time and memory are estimates, at {OPS_PER_S / 1e6:g} million operations/s on two cores and --audit sample; "
+        "the first call of an installation compiles for about a minute more"
     )
     if size.reasons:
         print_table(["invalid because", "points"], [(reason, str(n)) for reason, n in size.reasons])

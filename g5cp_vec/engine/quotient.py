@@ -71,6 +71,12 @@ def _mix(x):
 
 
 @kernel
+def _combine(h, x):
+    """Hash of an ordered pair; not symmetric, so that exchanging the two cannot collide."""
+    return _mix(_mix(h) ^ _mix(~x))
+
+
+@kernel
 def _sum_of(indptr, indices, row, colour, salt):
     """Order-free hash of a row's colours, each counted as often as it occurs."""
     total = np.uint64(0)
@@ -102,16 +108,16 @@ def _colour_ops(s, salt, chip_colour, link_colour, seen, table_hash, table_id, o
     for op in range(len(s.op_label)):
         h = _mix(np.uint64(s.op_label[op]) ^ salt)
         if s.op_kind[op] == COMPUTE:
-            h = _mix(h ^ np.uint64(chip_colour[s.op_chip[op]]))
+            h = _combine(h, np.uint64(chip_colour[s.op_chip[op]]))
         preds = np.uint64(0)
         for p in range(s.pred_indptr[op], s.pred_indptr[op + 1]):
             colour = op_colour[s.pred_indices[p]]
             if seen[colour] != op:
                 seen[colour] = op
                 preds += _mix(np.uint64(colour) + salt)
-        h = _mix(h ^ preds)
-        h = _mix(h ^ _sum_of(s.entry_indptr, s.entry_indices, op, chip_colour, ~salt))
-        h = _mix(h ^ _sum_of(s.route_indptr, s.route_indices, op, link_colour, salt))
+        h = _combine(h, preds)
+        h = _combine(h, _sum_of(s.entry_indptr, s.entry_indices, op, chip_colour, ~salt))
+        h = _combine(h, _sum_of(s.route_indptr, s.route_indices, op, link_colour, salt))
         op_colour[op], n_ids = _dense_id(h, table_hash, table_id, n_ids)
     return n_ids
 
@@ -122,8 +128,8 @@ def _colour_chips(s, salt, op_colour, table_hash, table_id, chip_colour):
     n_ids = 0
     for chip in range(len(chip_colour)):
         h = _mix(np.uint64(chip_colour[chip]) ^ salt)
-        h = _mix(h ^ _sum_of(s.chip_indptr, s.chip_ops, chip, op_colour, salt))
-        h = _mix(h ^ _sum_of(s.exit_indptr, s.exit_ops, chip, op_colour, ~salt))
+        h = _combine(h, _sum_of(s.chip_indptr, s.chip_ops, chip, op_colour, salt))
+        h = _combine(h, _sum_of(s.exit_indptr, s.exit_ops, chip, op_colour, ~salt))
         chip_colour[chip], n_ids = _dense_id(h, table_hash, table_id, n_ids)
     return n_ids
 
@@ -134,7 +140,7 @@ def _colour_links(s, salt, op_colour, table_hash, table_id, link_colour):
     n_ids = 0
     for link in range(len(link_colour)):
         h = _mix(np.uint64(link_colour[link]) ^ salt)
-        h = _mix(h ^ _sum_of(s.link_indptr, s.link_ops, link, op_colour, salt))
+        h = _combine(h, _sum_of(s.link_indptr, s.link_ops, link, op_colour, salt))
         link_colour[link], n_ids = _dense_id(h, table_hash, table_id, n_ids)
     return n_ids
 
@@ -171,7 +177,8 @@ def refine(s, seed):
         n_colours = _colour_ops(s, salt, chip_colour, link_colour, seen, table_hash, table_id, op_colour)
         n_colours += _colour_chips(s, salt, op_colour, table_hash, table_id, chip_colour)
         n_colours += _colour_links(s, salt, op_colour, table_hash, table_id, link_colour)
-        if n_colours == n_before:
+        # Fewer than before can only be a collision, which the caller's check finds.
+        if n_colours <= n_before:
             return op_colour, chip_colour, link_colour
         n_before = n_colours
 
