@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import VALID, Expansion
 from g5cp_vec.config.grid import Grid
-from g5cp_vec.runner.local import AUDIT_EVERY
-from g5cp_vec.runner.plan import Plan, build_plan, estimated_ops
+from g5cp_vec.runner.plan import build_plan, estimated_ops
 
 START_S = 0.3
 STRUCTURE_S = 0.01
@@ -70,7 +69,7 @@ def estimate_sweep(grid: Grid) -> Estimate:
     plan = build_plan(expansion)
     is_valid = expansion.reason_code == VALID
     exact, full = _ops(expansion, "exact"), _ops(expansion, "full")
-    audited = _audited(expansion, plan)
+    audited = expansion.deployment[plan.audited]
     most_rows = max((sum(batch.n_rows for batch in part) for part in plan.parts), default=0)
     n_ops = int(exact[expansion.deployment[is_valid]].sum())
     n_audited_ops = int(full[audited].sum())
@@ -99,11 +98,3 @@ def _ops(expansion: Expansion, fidelity: str) -> NDArray[np.int64]:
         np.int64,
     )
 
-
-def _audited(expansion: Expansion, plan: Plan) -> NDArray[np.int64]:
-    """Deployment of every row of the audit's sample."""
-    firsts = [
-        batch.slices[0].deployment for part in plan.parts for batch in part if batch.kind == "g5" and batch.is_first
-    ]
-    sampled = (expansion.reason_code == VALID) & (expansion.row % AUDIT_EVERY == 0)
-    return np.concatenate([np.array(firsts, np.int64), expansion.deployment[sampled]])

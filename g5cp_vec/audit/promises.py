@@ -201,7 +201,9 @@ def promised_flops(dep: Deployment, tokens: Tokens) -> dict[str, int]:
     """Return the FLOPs of the whole deployment by class; two per multiply-add, element-wise work not counted."""
     model = dep.model
     # The last token of each sequence, by shards of the vocabulary of one size.
-    flops = Counter({"lm_head": 2 * dep.dp * tokens.batch * model.hidden * _up(model.vocab, dep.tp) * dep.tp})
+    # Every rank that holds tokens runs the head: the whole cp group in prefill, its owner in decode.
+    heads = dep.cp if dep.phase == "prefill" else 1
+    flops = Counter({"lm_head": 2 * dep.dp * heads * tokens.batch * model.hidden * _up(model.vocab, dep.tp) * dep.tp})
     for kind, n_layers in Counter(model.layers).items():
         layer = Counter(_projection_flops(dep, tokens, kind.attention))
         layer.update(_attention_flops(dep, tokens, kind.attention))

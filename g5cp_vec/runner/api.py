@@ -50,12 +50,12 @@ class Result:
         return dict(self._row)
 
 
-def expand_and_plan(grid: Grid, fidelity: str = "exact") -> tuple[Expansion, Plan]:
+def expand_and_plan(grid: Grid, fidelity: str = "exact", audit: str = "sample") -> tuple[Expansion, Plan]:
     """Expand a grid and plan its parts; with ``on_invalid = "error"`` an impossible point is refused."""
     expansion = grid.expand()
     if grid.on_invalid == "error":
         expansion.refuse_invalid()
-    return expansion, build_plan(expansion, fidelity)
+    return expansion, build_plan(expansion, fidelity, audit)
 
 
 def count_jobs(jobs: int | None) -> int:
@@ -90,8 +90,8 @@ def run_sweep(
     jobs : int, optional
         Threads; all cores by default. Results do not depend on it.
     audit : {"sample", "all", "none"}
-        Which rows get the conservation KPIs; ``sample`` takes the first row of every structure and every row whose
-        grid index is a multiple of 1000.
+        Which rows get the conservation KPIs; ``sample`` takes the first row of every structure and 16 more,
+        evenly spaced over the sweep.
     fidelity : {"exact", "full"}
         ``full`` simulates every rank and every layer; ``exact`` uses symmetry and repetition, without approximation.
     resume : bool
@@ -119,12 +119,12 @@ def run_sweep(
         raise ConfigError(f"audit: expected sample, all or none, got {audit!r}")
     if fidelity not in ("exact", "full"):
         raise ConfigError(f"fidelity: expected exact or full, got {fidelity!r}")
-    expansion, plan = expand_and_plan(checked, fidelity)
+    expansion, plan = expand_and_plan(checked, fidelity, audit)
     on_plan(expansion, plan)
     n_rows_of_part = [sum(batch.n_rows for batch in part) for part in plan.parts]
     contents = {"grid": checked.canonical(), "audit": audit, "fidelity": fidelity}
     store = None if out is None else Store(Path(out), contents, n_rows_of_part, resume=resume)
-    runner = LocalRunner(expansion, plan, audit, fidelity, n_jobs, on_progress)
+    runner = LocalRunner(expansion, plan, fidelity, n_jobs, on_progress)
     frames = []
     for number, part in enumerate(plan.parts):
         if store is not None and store.has(number):
@@ -158,6 +158,6 @@ def run_point(point: GridLike, *, fidelity: str = "exact") -> Result:
     expansion = load_point(point).expand()
     if expansion.reasons:
         raise InfeasibleError(f"{point if isinstance(point, str | Path) else '<mapping>'}: {expansion.reasons[0]}")
-    plan = build_plan(expansion)
-    runner = LocalRunner(expansion, plan, "all", fidelity)
+    plan = build_plan(expansion, fidelity, "all")
+    runner = LocalRunner(expansion, plan, fidelity)
     return Result(runner.run_part(plan.parts[0]).row(0, named=True))

@@ -32,8 +32,6 @@ from g5cp_vec.runner.template import Chain, Template
 
 # Ops simulated between two looks at the progress bar and at the keyboard.
 OPS_PER_CALL = 2 * 10**7
-# ``--audit sample``: the first row of every structure, and every row whose grid index is a multiple of this.
-AUDIT_EVERY = 1000
 
 
 class Point(NamedTuple):
@@ -51,7 +49,6 @@ class LocalRunner:
     ----------
     expansion : Expansion
     plan : Plan
-    audit_rows : {"sample", "all", "none"}
     fidelity : {"exact", "full"}
         Whether symmetry and repetition are used; the results are the same.
     jobs : int
@@ -64,14 +61,12 @@ class LocalRunner:
         self,
         expansion: Expansion,
         plan: Plan,
-        audit_rows: str,
         fidelity: str = "exact",
         jobs: int = 1,
         on_progress: Callable[[int], None] = lambda n: None,
     ) -> None:
         self.expansion = expansion
         self.plan = plan
-        self.audit_rows = audit_rows
         self.fidelity = fidelity
         self.jobs = jobs
         self.on_progress = on_progress
@@ -151,7 +146,7 @@ class LocalRunner:
                 "n_ops": np.full(len(s.rows), template.n_ops),
                 "n_ops_simulated": simulated.n_ops[begin:end],
                 "n_events": simulated.n_events[begin:end],
-                **self._audit(template, s, rows, batch.is_first and begin == 0),
+                **self._audit(template, s, rows),
             }
             pieces.append((len(s.rows), columns))
             begin = end
@@ -161,16 +156,11 @@ class LocalRunner:
         dep, _, load = self._deployment(s)
         return cost_rows(dep, template.structure.keys, self.plan.networks[s.deployment], load, len(s.rows))
 
-    def _audit(self, template: Template, s: Slice, rows: CostRows, is_first: bool) -> Columns:
+    def _audit(self, template: Template, s: Slice, rows: CostRows) -> Columns:
         """Audit the chosen rows of a slice: simulate each once more, keeping the times of every op."""
-        grid_rows = self.expansion.row[s.rows]
-        chosen = np.full(len(s.rows), self.audit_rows == "all")
-        if self.audit_rows == "sample":
-            chosen = grid_rows % AUDIT_EVERY == 0
-            chosen[0] |= is_first
         columns: dict[str, list[int | None]] = {name: [None] * len(s.rows) for name in KPIS}
         dep, point, _ = self._deployment(s)
-        for i in np.flatnonzero(chosen):
+        for i in np.flatnonzero(self.plan.audited[s.rows]):
             start_s, finish_s = simulate_point(template, rows, int(i))
             load = (int(point.seq_len[i]), int(point.batch[i]), int(point.cached_tokens[i]))
             kpis = audit(dep, template.structure, *load, start_s, finish_s)

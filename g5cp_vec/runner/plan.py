@@ -20,7 +20,11 @@ from g5cp_vec.mapping.structure import structure_key
 
 ROWS_PER_PART = 50_000
 # Simulated ops after which a part is written: tens of seconds of work at most.
-OPS_PER_PART = 4 * 10**7
+OPS_PER_PART = 10**8
+# An audited op costs about as much as this many simulated ones.
+AUDIT_WORK = 10
+# ``--audit sample``: rows beside the first of every structure.
+SAMPLED_ROWS = 16
 
 
 class Slice(NamedTuple):
@@ -40,14 +44,11 @@ class Batch:
     key : hashable
         Names the structure; None for the closed form and for invalid rows.
     slices : list of Slice
-    is_first : bool
-        Whether no earlier part holds rows of the same structure.
     """
 
     kind: str
     key: Hashable
     slices: list[Slice] = field(default_factory=list)
-    is_first: bool = True
 
     @property
     def n_rows(self) -> int:
@@ -65,15 +66,18 @@ class Plan:
     networks : dict
         Network of each valid deployment by its index.
     n_structures : int
+    audited : ndarray of bool, shape (n_rows,)
+        Rows of the expansion that are audited.
     """
 
     parts: list[list[Batch]]
     networks: dict[int, Network]
     n_structures: int
+    audited: NDArray[np.bool_]
 
 
-def build_plan(expansion: Expansion, fidelity: str = "exact") -> Plan:
-    """Group the rows of an expansion by structure and cut them into parts."""
+def build_plan(expansion: Expansion, fidelity: str = "exact", audit: str = "sample") -> Plan:
+    """Group the rows of an expansion by structure, choose those to audit, and cut them into parts."""
     order = np.argsort(expansion.deployment, kind="stable")
     bounds = np.searchsorted(expansion.deployment[order], np.arange(len(expansion.deployments) + 1))
     networks: dict[int, Network] = {}
@@ -99,7 +103,23 @@ def build_plan(expansion: Expansion, fidelity: str = "exact") -> Plan:
         batch.slices.append(Slice(index, rows[valid]))
     ranked = sorted(batches.values(), key=lambda b: ("invalid", "math", "g5").index(b.kind))
     n_structures = sum(batch.kind == "g5" for batch in ranked)
-    return Plan(_cut(ranked, expansion.deployments, fidelity), networks, n_structures)
+    audited = _choose_audited(ranked, len(expansion), audit)
+    return Plan(_cut(ranked, expansion.deployments, audited, fidelity), networks, n_structures, audited)
+
+
+def _choose_audited(batches: list[Batch], n_rows: int, audit: str) -> NDArray[np.bool_]:
+    """Choose the rows to audit: all, none, or the first of every structure and `SAMPLED_ROWS` more, evenly spaced."""
+    audited = np.zeros(n_rows, np.bool_)
+    simulated = [batch for batch in batches if batch.kind == "g5"]
+    if not simulated or audit == "none":
+        return audited
+    rows = np.concatenate([s.rows for batch in simulated for s in batch.slices])
+    if audit == "all":
+        audited[rows] = True
+        return audited
+    audited[[batch.slices[0].rows[0] for batch in simulated]] = True
+    audited[rows[np.linspace(0, len(rows) - 1, min(SAMPLED_ROWS, len(rows))).astype(np.int64)]] = True
+    return audited
 
 
 def estimated_ops(dep: Deployment, fidelity: str) -> int:
@@ -111,29 +131,39 @@ def estimated_ops(dep: Deployment, fidelity: str) -> int:
     return min(dep.n_chips, 4) * min(dep.model.n_layers, 6) * (6 + sends)
 
 
-def _cut(batches: list[Batch], deployments: list[Deployment | str], fidelity: str) -> list[list[Batch]]:
+def _row_work(dep: Deployment | str, kind: str, audited: NDArray[np.bool_], fidelity: str) -> NDArray[np.int64]:
+    """Work of each row of a slice, in simulated ops."""
+    if kind != "g5" or not isinstance(dep, Deployment):
+        return np.ones(len(audited), np.int64)
+    return estimated_ops(dep, fidelity) + audited * (AUDIT_WORK * estimated_ops(dep, "full"))
+
+
+def _cut(
+    batches: list[Batch], deployments: list[Deployment | str], audited: NDArray[np.bool_], fidelity: str
+) -> list[list[Batch]]:
     """Cut batches into parts by rows and by estimated work; a batch may continue in the next part."""
     parts: list[list[Batch]] = []
     current: list[Batch] = []
-    n_rows = n_ops = 0
+    n_rows = work = 0
     for batch in batches:
-        is_first = True
         for index, rows in batch.slices:
-            dep = deployments[index]
-            ops_per_row = estimated_ops(dep, fidelity) if isinstance(dep, Deployment) and batch.kind == "g5" else 1
-            while len(rows):
-                room = min(ROWS_PER_PART - n_rows, (OPS_PER_PART - n_ops) // ops_per_row)
-                if room <= 0 and n_rows > 0:
+            done = np.concatenate([[0], np.cumsum(_row_work(deployments[index], batch.kind, audited[rows], fidelity))])
+            at = 0
+            while at < len(rows):
+                # As many rows as the part has room for, at least one into an empty part.
+                fitting = int(np.searchsorted(done, done[at] + OPS_PER_PART - work, side="right")) - 1
+                end = min(fitting, at + ROWS_PER_PART - n_rows, len(rows))
+                if end <= at and n_rows > 0:
                     parts.append(current)
-                    current, n_rows, n_ops = [], 0, 0
+                    current, n_rows, work = [], 0, 0
                     continue
-                taken, rows = rows[: max(room, 1)], rows[max(room, 1) :]
+                end = max(end, at + 1)
                 if not current or current[-1].kind != batch.kind or current[-1].key != batch.key:
-                    current.append(Batch(batch.kind, batch.key, is_first=is_first))
-                    is_first = False
-                current[-1].slices.append(Slice(index, taken))
-                n_rows += len(taken)
-                n_ops += len(taken) * ops_per_row
+                    current.append(Batch(batch.kind, batch.key))
+                current[-1].slices.append(Slice(index, rows[at:end]))
+                n_rows += end - at
+                work += int(done[end] - done[at])
+                at = end
     if current:
         parts.append(current)
     return parts

@@ -116,8 +116,10 @@ class Store:
         try:
             frame.write_parquet(temporary)
             temporary.replace(self.path(part))
-        except OSError as error:
+        except BaseException as error:
             temporary.unlink(missing_ok=True)
+            if not isinstance(error, OSError):
+                raise
             raise ConfigError(
                 f"{self.path(part)}: cannot be written: {error.strerror or error}; finished parts are kept: "
                 "make room and call again"
