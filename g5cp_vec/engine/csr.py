@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from g5cp_vec.engine._jit import kernel
 
@@ -72,7 +73,9 @@ def _is_ordered(indptr, ops, op_prio):
     return True
 
 
-def order_chips(n_chips, op_chip, op_prio):
+def order_chips(
+    n_chips: int, op_chip: NDArray[np.int32], op_prio: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
     """Order each chip's compute ops by (priority, op index).
 
     Parameters

@@ -65,7 +65,7 @@ def memory_columns(
 
 
 def step_columns(dep: Deployment, load: Load, step_s: NDArray[np.float64]) -> Columns:
-    """What follows from the time of the step alone."""
+    """Derive what follows from the time of the step alone."""
     phase_column = "ttft_s" if dep.phase == "prefill" else "tpot_s"
     flops = model_flops(dep, load)
     totals = np.stack([np.broadcast_to(np.asarray(f, float), step_s.shape) for f in flops.values()])
@@ -84,7 +84,7 @@ def step_columns(dep: Deployment, load: Load, step_s: NDArray[np.float64]) -> Co
 def simulated_columns(
     dep: Deployment, template: Template, measures: NDArray[np.float64], duration_s: NDArray[np.float64]
 ) -> Columns:
-    """Times of the reported rank from the engine's measures, shape (n_points, N_MEASURES), and the op durations."""
+    """Read the times of the reported rank off the engine's measures, shape (n_points, N_MEASURES), and the op durations."""
     chip = measures[:, measure.CHIP].astype(np.int64)
 
     def busy(which: str) -> NDArray[np.float64]:
@@ -184,7 +184,8 @@ def _column(name: str, dtype: type[pl.DataType], pieces: list[tuple[int, Columns
         for n, columns in pieces:
             values += columns.get(name, [None] * n)
         return pl.Series(name, values, dtype)
-    filled, is_null = np.zeros(n_rows, _NUMPY[dtype]), np.ones(n_rows, np.bool_)
+    filled: NDArray[Any] = np.zeros(n_rows, _NUMPY[dtype])
+    is_null = np.ones(n_rows, np.bool_)
     begin = 0
     for n, columns in pieces:
         part = slice(begin, begin + n)

@@ -130,7 +130,9 @@ class Template:
         n_classes = [len(q.blocks[i].kind) for i in s.chain]
         unfolded = unfold(times_s, chain.tags.runs, windows_s, sum(n_classes))
         first = np.concatenate([[0], np.cumsum(n_classes)])
-        return unfolded[np.concatenate([q.op_class[i] + first[place] for place, i in enumerate(s.chain)])]
+        source = np.concatenate([q.op_class[i] + first[place] for place, i in enumerate(s.chain)])
+        expanded: NDArray[np.float64] = unfolded[source]
+        return expanded
 
     def _per_chip(self, n_ids: int, which: Any) -> NDArray[np.int64]:
         """Count over the whole chain, per chip class and cost id, the ops that ``which(block)`` names as (chip, id)."""

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping
 from itertools import chain
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +29,9 @@ class Replay(NamedTuple):
 
 _OP_KEYS = {"compute": {"kind", "chip", "secs", "prio"}, "flow": {"kind", "route", "bytes", "lat"}}
 _MAX_COMPLAINTS = 20
+# numpy's scalars are numbers too.
+_INTEGER = (int, np.integer)
+_NUMBER = (int, float, np.integer, np.floating)
 
 
 class _Checker:
@@ -47,7 +49,7 @@ class _Checker:
         self, owner: Mapping[str, Any], key: str, place: str, default: float | None = None, *, above_zero: bool = False
     ) -> float:
         value = owner.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, Real):
+        if isinstance(value, bool) or not isinstance(value, _NUMBER):
             self.fail(f"{place}.{key}", f"expected a number, got {value!r}" if key in owner else "missing")
             return 0.0
         try:
@@ -60,7 +62,7 @@ class _Checker:
         return value
 
     def index(self, value: Any, n: int, place: str, what: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value < n:
+        if isinstance(value, bool) or not isinstance(value, _INTEGER) or not 0 <= value < n:
             self.fail(place, f"unknown {what} {value!r}: {what}s are 0 to {n - 1}")
             return 0
         return int(value)
@@ -113,8 +115,8 @@ def compile_workload(data: Any, source: str = "<mapping>") -> tuple[Graph, Costs
         if key not in ("links", "chips", "ops", "deps"):
             check.fail(str(key), "unknown key; expected links, chips, ops, deps")
     lists = {key: check.items(data, key) for key in ("links", "ops", "deps")}
-    n_chips = data.get("chips")
-    if isinstance(n_chips, bool) or not isinstance(n_chips, Integral) or not 0 <= n_chips < 2**31:
+    n_chips: Any = data.get("chips")
+    if isinstance(n_chips, bool) or not isinstance(n_chips, _INTEGER) or not 0 <= n_chips < 2**31:
         check.fail("chips", f"expected a whole number of chips >= 0, got {n_chips!r}")
     check.finish()  # what refers to a list that is not there would only repeat it
     capacity, link_latency = _read_links(check, lists["links"])
@@ -171,7 +173,8 @@ def _read_ops(check: _Checker, ops: list[Any], n_chips: int, n_links: int) -> tu
     routes: list[list[int]] = []
     for i, op in enumerate(ops):
         place, route = f"ops[{i}]", []
-        keys = _OP_KEYS.get(op.get("kind")) if isinstance(op, Mapping) and isinstance(op.get("kind"), str) else None
+        kind_name = op.get("kind") if isinstance(op, Mapping) else None
+        keys = _OP_KEYS.get(kind_name) if isinstance(kind_name, str) else None
         if keys is None:
             check.fail(f"{place}.kind" if isinstance(op, Mapping) else place, 'expected kind "compute" or "flow"')
         else:
@@ -196,7 +199,7 @@ def _read_ops(check: _Checker, ops: list[Any], n_chips: int, n_links: int) -> tu
 
 
 def _read_prio(check: _Checker, value: Any, place: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or not -(2**62) < value < 2**62:
+    if isinstance(value, bool) or not isinstance(value, _INTEGER) or not -(2**62) < value < 2**62:
         check.fail(f"{place}.prio", f"expected a whole number, got {value!r}")
         return 0
     return int(value)
