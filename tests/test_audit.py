@@ -26,7 +26,7 @@ from g5cp_vec.engine.schedule import simulate
 from g5cp_vec.errors import InfeasibleError
 from g5cp_vec.mapping.graph import REASON
 from g5cp_vec.mapping.load import build_load
-from g5cp_vec.mapping.structure import Structure, build_structure, layer_kinds
+from g5cp_vec.mapping.structure import Structure, build_structure
 
 SOUND = Kpis(0, 0, 0, 0, 0, 0)
 TOPOLOGIES = {
@@ -69,7 +69,7 @@ class Run(NamedTuple):
     def n_bytes(self, op):
         by_id = {i: key for key, i in self.structure.keys.bytes.items()}
         key = by_id[int(self.structure.ops.graph.op_cost[op])]
-        return message_bytes(self.dep, build_load(self.dep, *self.load), layer_kinds(self.dep.model)[0], key)
+        return message_bytes(self.dep, build_load(self.dep, *self.load), self.dep.model.kinds[0], key)
 
     def flops(self, op):
         by_id = {i: key for key, i in self.structure.keys.durations.items()}
@@ -90,7 +90,7 @@ class Run(NamedTuple):
 
 def parts_of(dep, load):
     parts = {(name, None): part for name, part in edge_parts(dep, load).items()}
-    for i, kind in enumerate(layer_kinds(dep.model)[0]):
+    for i, kind in enumerate(dep.model.kinds[0]):
         parts |= {(name, i): part for name, part in layer_parts(dep, load, kind).items()}
     return parts
 
@@ -110,7 +110,7 @@ def deployment(model="llama-3.1-8b", topology="flat-450", **values):
 def simulated(dep, seq_len=4096, batch=1, cached_tokens=0, structure=None):
     structure = structure or build_structure(dep)
     load = build_load(dep, seq_len, batch, cached_tokens)
-    kinds, graph = layer_kinds(dep.model)[0], structure.ops.graph
+    kinds, graph = dep.model.kinds[0], structure.ops.graph
     parts = parts_of(dep, load)
     costs = Costs(
         np.array([float(op_seconds(dep, parts[key])) for key in structure.keys.durations]),

@@ -217,8 +217,12 @@ HOSTILE = {
         "less than or equal to 1, got 1.5",
     ),
     "odd key": (load_chip, CHIP + '"a\\nb" = 3\npeak_tflops.bf16 = 3', "unknown key 'a\\nb'"),
-    "no kind": (load_topology, "", "kind: expected one of switch, ring, hgx, missing"),
-    "later kind": (load_topology, 'kind = "torus"', "kind: expected one of switch, ring, hgx, got 'torus'"),
+    "no kind": (load_topology, "", "kind: expected one of switch, ring, torus, full_mesh, graph, hgx, missing"),
+    "later kind": (
+        load_topology,
+        'kind = "fat_tree"',
+        "kind: expected one of switch, ring, torus, full_mesh, graph, hgx, got 'fat_t",
+    ),
     "SI key": (
         load_topology,
         SWITCH + "latency_us = 1\nlatency_s = 1",

@@ -124,10 +124,14 @@ def read_record(cls: type[RecordT], path: Path, table: Mapping[str, Any] | None 
     """
     contents = {"name": path.stem, **(read_toml(path) if table is None else table)}
     # A key in SI units is not part of the format; accepting it as well would give one quantity two names.
-    foreign = [key for key in contents if written_key(key) != key]
-    lines = [f"{path}: {_dotted([key])}: {unknown_key(key, _written_fields(cls))}" for key in foreign]
+    foreign: list[tuple[str | int, ...]] = []
+    known = _without_foreign(contents, (), foreign)
+    lines = []
+    for place in foreign:
+        fields = _written_fields(_schema_at(cls, place[:-1]) or cls)
+        lines.append(f"{path}: {_dotted(place)}: {unknown_key(str(place[-1]), fields)}")
     try:
-        record = cls.model_validate(to_si({key: contents[key] for key in contents if key not in foreign}))
+        record = cls.model_validate(to_si(known))
     except ValidationError as error:
         lines += [f"{path}: {line}" for line in _complaints(cls, contents, error)]
     if lines:
@@ -143,8 +147,20 @@ def anchored_runtime(text: str | None, path: Path) -> str | None:
     return str(beside.resolve()) if beside.is_file() else text
 
 
+def _without_foreign(value: Any, place: tuple[str | int, ...], foreign: list[tuple[str | int, ...]]) -> Any:
+    """Return a table without the keys in SI units, at any depth; their places are added to `foreign`."""
+    if isinstance(value, list):
+        return [_without_foreign(entry, (*place, i), foreign) for i, entry in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    foreign += [(*place, key) for key in value if written_key(key) != key]
+    return {
+        key: _without_foreign(entry, (*place, key), foreign) for key, entry in value.items() if written_key(key) == key
+    }
+
+
 def _written_fields(cls: type[BaseModel]) -> list[str]:
-    return [written_key(name) for name in cls.model_fields]
+    return [written_key(field.alias or name) for name, field in cls.model_fields.items()]
 
 
 def _dotted(parts: Iterable[str | int]) -> str:
@@ -161,10 +177,19 @@ def _schema_at(cls: type[BaseModel], location: Iterable[str | int]) -> type[Base
     """Follow a complaint's location into the nested schema it stands in."""
     current: type[BaseModel] | None = cls
     for part in location:
-        field = current.model_fields.get(str(part)) if current else None
+        if isinstance(part, int):  # an entry of a list has the schema that the list has
+            continue
+        field = current.model_fields.get(part) if current else None
         choices = () if field is None else (field.annotation, *typing.get_args(field.annotation))
         current = next((c for c in choices if isinstance(c, type) and issubclass(c, BaseModel)), None)
     return current
+
+
+def _entry(value: Any, key: str | int) -> Any:
+    """Return an entry of a table or a list; None where there is none."""
+    if isinstance(value, Mapping):
+        return value.get(key)
+    return value[key] if isinstance(value, list) and isinstance(key, int) and key < len(value) else None
 
 
 def _complaints(cls: type[BaseModel], contents: Mapping[str, Any], error: ValidationError) -> list[str]:
@@ -175,7 +200,7 @@ def _complaints(cls: type[BaseModel], contents: Mapping[str, Any], error: Valida
         keys = [written_key(part) if isinstance(part, str) else part for part in location if part != "[key]"]
         got: Any = contents
         for key in keys:
-            got = got.get(key) if isinstance(got, Mapping) else None
+            got = _entry(got, key)
         if problem["type"] == "missing":
             message = "missing"
         elif problem["type"] == "extra_forbidden":

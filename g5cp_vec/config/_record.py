@@ -32,8 +32,10 @@ class Frozen(BaseModel):
 
         The inherited method checks nothing and carries cached properties over, which then describe the original.
         """
-        fields = {name: getattr(self, name) for name in type(self).model_fields}
-        return type(self).model_validate({**fields, **(update or {})})
+        schema = type(self).model_fields
+        fields = {name: getattr(self, name) for name in schema} | dict(update or {})
+        aliases = {name: field.alias or name for name, field in schema.items()}
+        return type(self).model_validate({aliases.get(name, name): value for name, value in fields.items()})
 
 
 class Record(Frozen):

@@ -45,7 +45,7 @@ def _scaled(value: Any, key: str, numerator: float, denominator: float) -> Any:
 
 
 def to_si(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename and convert every key with a field unit, in nested tables too; other entries pass unchanged."""
+    """Rename and convert every key with a field unit, in nested tables and lists of them too; the rest is unchanged."""
     converted: dict[str, Any] = {}
     for key, value in table.items():
         for field_suffix, si_suffix, numerator, denominator in _SUFFIXES:
@@ -54,5 +54,11 @@ def to_si(table: Mapping[str, Any]) -> dict[str, Any]:
                 converted[name] = _scaled(value, key, numerator, denominator)
                 break
         else:
-            converted[key] = to_si(value) if isinstance(value, Mapping) else value
+            converted[key] = _nested_to_si(value)
     return converted
+
+
+def _nested_to_si(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return to_si(value)
+    return [_nested_to_si(entry) for entry in value] if isinstance(value, list) else value

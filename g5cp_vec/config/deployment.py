@@ -144,9 +144,10 @@ def _obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
         yield 'the analytic path has no context parallelism: use path = "g5" or cp = 1'
     if cp > 1 and chosen["tp_sp"]:
         yield f"tp_sp = true and cp = {cp} both split the sequence: use tp_sp = false or cp = 1"
-    limit = topology.max_chips()
-    if limit is not None and n_chips > limit:
-        yield f"n_chips = {n_chips}, but topology {topology.name} has {limit} chips"
+    if topology.is_degraded and chosen["path"] == "math":
+        yield f'the analytic path does not know degraded machines like {topology.name}: use path = "g5"'
+    if (obstacle := topology.obstacle(n_chips)) is not None:
+        yield obstacle
     if pp > model.n_layers:
         yield f"pp = {pp} stages for {model.n_layers} layers"
     heads, kv_heads = model.attention.n_heads, model.attention.n_kv_heads

@@ -1,8 +1,9 @@
 """The closed form for cp = 1: sums of durations and of uncontended collectives, no simulation.
 
 Equal to the event simulation where nothing overlaps (dense models on a switch). A collective step is priced as if
-its flows met no others: ring steps at the narrowest link between neighbours, a direct exchange at the sender's
-share of its narrowest link. Experts are priced one op after another, so what a shared expert would hide is exposed.
+its flows met no others: ring steps at the narrowest link between neighbours, a direct exchange at the link that is
+slowest to carry what the group puts on it. Experts are priced one op after another, so what a shared expert would hide
+is exposed.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class _Hop(NamedTuple):
     latency_s: float
     bytes_per_s: float
 
-    def seconds(self, message: Count, sharing: int = 1) -> Seconds:
-        result: Seconds = self.latency_s + np.asarray(message, float) * sharing / self.bytes_per_s
+    def seconds(self, message: Count) -> Seconds:
+        result: Seconds = self.latency_s + np.asarray(message, float) / self.bytes_per_s
         return result
 
 
@@ -122,12 +123,18 @@ def _halves(
 
 
 def _all_to_all(network: Network, groups: NDArray[np.int32], message: Count) -> Seconds:
-    """Everyone to everyone at once: the narrowest link of a member carries size - 1 messages."""
-    size = groups.shape[1]
+    """Everyone to everyone at once: as long as the busiest link of a group takes for all its messages."""
+    n_groups, size = groups.shape
     src = np.repeat(groups, size, axis=1)
     dst = np.tile(groups, (1, size))
     apart = src != dst
-    return _slowest(network, src[apart], dst[apart]).seconds(message, sharing=size - 1)
+    routes = network.routes(src[apart], dst[apart])
+    group = np.repeat(np.repeat(np.arange(n_groups), size * (size - 1)), np.diff(routes.indptr))
+    crossed, n_messages = np.unique(group * network.n_links + routes.links, return_counts=True)
+    capacity = np.asarray(network.capacities())[network.link_capacity[crossed % network.n_links]]
+    latency_s = np.asarray(network.latencies())[routes.latency].max()
+    seconds: Seconds = latency_s + np.asarray(message, float) * (n_messages / capacity).max()
+    return seconds
 
 
 def _expert_traffic(

@@ -11,7 +11,7 @@ from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.cost.flops import OpParts, Part, edge_parts, layer_parts
 from g5cp_vec.cost.messages import message_bytes
 from g5cp_vec.cost.roofline import op_seconds
-from g5cp_vec.mapping.graph import CostKeys, DurationKey
+from g5cp_vec.mapping.graph import ComputeKey, CostKeys, split_rate
 from g5cp_vec.mapping.load import Load
 from g5cp_vec.mapping.network import Network
 
@@ -33,10 +33,10 @@ class CostRows(NamedTuple):
     capacity: NDArray[np.float64]
 
 
-def parts_by_key(dep: Deployment, load: Load) -> dict[DurationKey, list[Part]]:
-    """Return the parts of every compute op of a deployment by its duration key."""
+def parts_by_key(dep: Deployment, load: Load) -> dict[ComputeKey, list[Part]]:
+    """Return the parts of every compute op of a deployment by what it does."""
     kinds, _ = dep.model.kinds
-    parts: dict[DurationKey, list[Part]] = {(name, None): value for name, value in edge_parts(dep, load).items()}
+    parts: dict[ComputeKey, list[Part]] = {(name, None): value for name, value in edge_parts(dep, load).items()}
     for index, kind in enumerate(kinds):
         layer: OpParts = layer_parts(dep, load, kind)
         parts |= {(name, index): value for name, value in layer.items()}
@@ -59,13 +59,15 @@ def cost_rows(dep: Deployment, keys: CostKeys, network: Network, load: Load, n_p
     """
     parts = parts_by_key(dep, load)
     kinds, _ = dep.model.kinds
+    rates = network.rates()
     duration_s = np.empty((n_points, len(keys.durations)))
     for key, column in keys.durations.items():
-        duration_s[:, column] = op_seconds(dep, parts[key])
+        computed, rate = split_rate(key)
+        duration_s[:, column] = op_seconds(dep, parts[computed]) / rates[rate]
     # One column even without flows: a matrix product over no columns would lose the shape.
     bytes_ = np.zeros((n_points, max(len(keys.bytes), 1)), np.int64)
-    for key, column in keys.bytes.items():
-        bytes_[:, column] = message_bytes(dep, load, kinds, key)
+    for message, column in keys.bytes.items():
+        bytes_[:, column] = message_bytes(dep, load, kinds, message)
     latency_s = np.tile(np.asarray(network.latencies(), float), (n_points, 1))
     capacity = np.tile(np.asarray(network.capacities(), float), (n_points, 1))
     return CostRows(duration_s, bytes_, latency_s, capacity)

@@ -29,10 +29,16 @@ REASONS = (
 REASON = {name: code for code, name in enumerate(REASONS)}
 
 Ids = NDArray[np.int32]
-# Name of a compute op and index of its layer kind (None outside layers); name of a message, with the index where
-# its size depends on it.
-DurationKey = tuple[str, int | None]
+# Name of a compute op and index of its layer kind (None outside layers), and the rate id of its chip where that is
+# not 0; name of a message, with the index where its size depends on it.
+ComputeKey = tuple[str, int | None]
+DurationKey = ComputeKey | tuple[str, int | None, int]
 MessageKey = str | tuple[str, int]
+
+
+def split_rate(key: DurationKey) -> tuple[ComputeKey, int]:
+    """Return what a compute op does, and the rate id of the chips that do it."""
+    return key[:2], key[2] if len(key) == 3 else 0
 
 
 class OpGraph(NamedTuple):
@@ -102,22 +108,33 @@ class Block(NamedTuple):
 
 
 class CostKeys:
-    """Numbers the costs that a structure's ops refer to: what they mean is known, what they amount to is not."""
+    """Numbers the costs that a structure's ops refer to: what they mean is known, what they amount to is not.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    n_rates : int
+        Different speeds of chips; a duration has an id for each, in consecutive order.
+    """
+
+    def __init__(self, n_rates: int = 1) -> None:
+        self.n_rates = n_rates
         self.durations: dict[DurationKey, int] = {}
         self.bytes: dict[MessageKey, int] = {}
 
-    def duration(self, key: DurationKey) -> int:
-        """Return the duration id of ``key``."""
-        return self.durations.setdefault(key, len(self.durations))
+    def duration(self, key: ComputeKey) -> int:
+        """Return the duration id of ``key`` at full speed; `BlockBuilder.compute` adds the rate id of each chip."""
+        if key not in self.durations:
+            slower: list[DurationKey] = [(*key, rate) for rate in range(1, self.n_rates)]
+            for each in [key, *slower]:
+                self.durations[each] = len(self.durations)
+        return self.durations[key]
 
     def message(self, key: MessageKey) -> int:
         """Return the bytes id of ``key``."""
         return self.bytes.setdefault(key, len(self.bytes))
 
 
-def _flat(parts: Sequence[ArrayLike], dtype: type = np.int32) -> NDArray[np.int32]:
+def _flat(parts: Sequence[ArrayLike], dtype: type = np.int32) -> NDArray[Any]:
     return np.concatenate([np.ravel(p) for p in parts]).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
 
 
@@ -128,7 +145,7 @@ class BlockBuilder:
         self.network = network
         self.n_ops = 0
         self.n_prio = 0
-        self._ops: list[tuple[NDArray[np.int32], NDArray[np.int32], int, int, int, int, int]] = []
+        self._ops: list[tuple[Ids, Ids, Ids, int, int, int, int]] = []
         self._routes: list[tuple[NDArray[np.int64], Ids, Ids]] = []
         self._pred: list[Ids] = []
         self._succ: list[Ids] = []
@@ -142,9 +159,10 @@ class BlockBuilder:
         return ids
 
     def compute(self, chips: Ids, cost: int, reason: str, step: int = 0) -> Ids:
-        """Add one compute op per chip, next in every chip's program order."""
+        """Add one compute op per chip, next in every chip's program order; ``cost`` is that at full speed."""
         flat = np.ravel(chips)
-        self._ops.append((flat, flat, COMPUTE, cost, self.n_prio, REASON[reason], step))
+        costs = np.int32(cost) + self.network.chip_rate[flat]
+        self._ops.append((flat, flat, costs, COMPUTE, self.n_prio, REASON[reason], step))
         none = np.zeros(0, np.int32)
         self._routes.append((np.zeros(len(flat), np.int64), none, np.full(len(flat), NONE, np.int32)))
         self.n_prio += 1
@@ -154,7 +172,8 @@ class BlockBuilder:
         """Add one flow per pair of chips, along the network's route."""
         flat_src, flat_dst = np.ravel(src), np.ravel(dst)
         routes = self.network.routes(flat_src, flat_dst)
-        self._ops.append((flat_src, flat_dst, FLOW, cost, 0, REASON[reason], step))
+        costs = np.full(len(flat_src), cost, np.int32)
+        self._ops.append((flat_src, flat_dst, costs, FLOW, 0, REASON[reason], step))
         self._routes.append((np.diff(routes.indptr), routes.links, routes.latency))
         return self._new_ids(src.shape)
 
@@ -177,15 +196,15 @@ class BlockBuilder:
     def build(self) -> Block:
         """Return the block."""
         n_each = [len(part[0]) for part in self._ops]
-        kind, cost, prio, reason, step = (np.repeat([part[i] for part in self._ops], n_each) for i in range(2, 7))
-        src, dst = _flat([part[0] for part in self._ops]), _flat([part[1] for part in self._ops])
+        kind, prio, reason, step = (np.repeat([part[i] for part in self._ops], n_each) for i in range(3, 7))
+        src, dst, cost = (_flat([part[i] for part in self._ops]) for i in range(3))
         flows = np.flatnonzero(kind == FLOW).astype(np.int32)
         links = _flat([part[1] for part in self._routes])
         return Block(
             kind=kind.astype(np.int8),
             src=src,
             dst=dst,
-            cost=cost.astype(np.int32),
+            cost=cost,
             latency=_flat([part[2] for part in self._routes]),
             prio=prio.astype(np.int32),
             reason=reason.astype(np.int8),

@@ -8,7 +8,7 @@ is equitable over the blocks stays so over any chain of them, layer by layer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +91,7 @@ def _side_by_side(structure: Structure) -> tuple[Parts, NDArray[np.int64]]:
     route_links = flat("route_links")
     ops = np.arange(n_ops, dtype=np.int32)
     computes = ops[kind == COMPUTE]
-    pairs = {
+    pairs: dict[str, tuple[NDArray[np.int64], Ids]] = {
         "pred": group_by(n_ops, flat("succ", shifted=True), flat("pred", shifted=True)),
         "entry": group_by(n_ops, flat("entry_op", shifted=True), flat("entry_chip")),
         "chip": group_by(n_chips, src[computes], computes),
@@ -165,16 +165,16 @@ def _quotient(
     return Quotient(blocks, op_class, chips, links, structure.network.link_capacity[links])
 
 
-def _entries(block: Block, members: Ids, chip_colour: Ids, op_class: Ids) -> dict[str, Ids]:
-    """What each class waits for at its block's entry: the chip classes that its first member names."""
+def _entries(block: Block, members: Ids, chip_colour: Ids, op_class: Ids) -> dict[str, Any]:
+    """Return what each class waits for at its block's entry: the chip classes that its first member names."""
     is_member = np.zeros(len(block.kind), np.bool_)
     is_member[members] = True
     kept = is_member[block.entry_op]
     return _distinct_pairs("entry", chip_colour[block.entry_chip[kept]], op_class[block.entry_op[kept]])
 
 
-def _pairs(block: Block, name: str, represents: Ids, op_class: Ids, *, once: bool) -> dict[str, Ids]:
-    """The (chip, op) pairs of the chips that stand for their class, as classes; repeated ones dropped if ``once``.
+def _pairs(block: Block, name: str, represents: Ids, op_class: Ids, *, once: bool) -> dict[str, Any]:
+    """Return the (chip, op) pairs of the chips that stand for their class, as classes; distinct ones if ``once``.
 
     A chip may receive several flows of one class at once: each counts where their time is summed.
     """
@@ -186,7 +186,7 @@ def _pairs(block: Block, name: str, represents: Ids, op_class: Ids, *, once: boo
     return {f"{name}_chip": chip_class, f"{name}_op": classes}
 
 
-def _distinct_pairs(name: str, chip_class: Ids, op_class: Ids) -> dict[str, Ids]:
+def _distinct_pairs(name: str, chip_class: Ids, op_class: Ids) -> dict[str, Any]:
     n = int(op_class.max(initial=0)) + 1
     distinct = np.unique(chip_class.astype(np.int64) * n + op_class)
     return {f"{name}_chip": (distinct // n).astype(np.int32), f"{name}_op": (distinct % n).astype(np.int32)}

@@ -81,7 +81,7 @@ def build_structure(dep: Deployment, network: Network | None = None) -> Structur
         The topology at ``dep.n_chips`` chips; built when absent.
     """
     network = network or build_network(dep.topology, dep.n_chips)
-    keys = CostKeys()
+    keys = CostKeys(len(network.rates()))
     kinds, sequence = dep.model.kinds
     plan = LayerPlan(
         phase=dep.phase,

@@ -1,0 +1,95 @@
+"""What every network answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from g5cp_vec.config.links import LinkNames
+
+Chips = NDArray[np.int32]
+
+
+class Routes(NamedTuple):
+    """Routes of several pairs of chips in CSR form.
+
+    Attributes
+    ----------
+    indptr : ndarray of int64, shape (n_pairs + 1,)
+    links : ndarray of int32, shape (nnz,)
+    latency : ndarray of int32, shape (n_pairs,)
+        Latency id of each route.
+    """
+
+    indptr: NDArray[np.int64]
+    links: NDArray[np.int32]
+    latency: NDArray[np.int32]
+
+
+class Network(ABC):
+    """Links and routes of ``n_chips`` chips.
+
+    Attributes
+    ----------
+    n_chips : int
+    shape : hashable
+        Equal exactly when links, routes and ids are.
+    names : LinkNames
+    link_capacity : ndarray of int32, shape (n_links,)
+        Capacity id of each link.
+    chip_rate : ndarray of int32, shape (n_chips,)
+        Rate id of each chip, 0 for full speed.
+    """
+
+    shape: Hashable
+    link_capacity: NDArray[np.int32]
+    chip_rate: NDArray[np.int32]
+
+    def __init__(self, n_chips: int, names: LinkNames) -> None:
+        self.n_chips = n_chips
+        self.names = names
+        self.chip_rate = np.zeros(n_chips, np.int32)
+
+    @property
+    def n_links(self) -> int:
+        """Links, used or not."""
+        return self.names.n_links
+
+    @abstractmethod
+    def routes(self, src: Chips, dst: Chips) -> Routes:
+        """Return the route of every pair (``src[i]``, ``dst[i]``); both int32, shape (n_pairs,)."""
+
+    @abstractmethod
+    def capacities(self) -> list[float]:
+        """Bytes/s of each capacity id."""
+
+    @abstractmethod
+    def latencies(self) -> list[float]:
+        """Seconds of each latency id."""
+
+    def rates(self) -> list[float]:
+        """Speed of each rate id, as a fraction of the full one."""
+        return [1.0]
+
+    def link_name(self, link: int) -> str:
+        """Return the name shown for a link."""
+        return self.names.name(link)
+
+
+def padded_routes(columns: list[NDArray[np.int32]], latency: NDArray[np.int32]) -> Routes:
+    """Routes from columns of links, -1 where a route has no link in that place."""
+    table = np.stack(columns, axis=1)
+    used = table >= 0
+    indptr = np.zeros(len(table) + 1, np.int64)
+    np.cumsum(used.sum(axis=1), out=indptr[1:])
+    return Routes(indptr, table[used].astype(np.int32), latency.astype(np.int32))
+
+
+def places_within(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (row, place in the row) of every entry of rows of the given lengths, row by row."""
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    return rows, np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

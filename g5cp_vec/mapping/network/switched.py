@@ -1,0 +1,77 @@
+"""Chips behind switches: one for all, or one per node with interfaces between nodes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from g5cp_vec.config.topology import Hgx, Switch
+from g5cp_vec.mapping.network.base import Chips, Network, Routes, padded_routes
+
+
+class SwitchNetwork(Network):
+    """One non-blocking switch: an up and a down link per chip."""
+
+    def __init__(self, topology: Switch, n_chips: int) -> None:
+        super().__init__(n_chips, topology.links(n_chips))
+        self.topology = topology
+        self.shape = ("switch", n_chips)
+        self.link_capacity = np.zeros(self.n_links, np.int32)
+
+    def routes(self, src: Chips, dst: Chips) -> Routes:
+        """Up, down."""
+        return padded_routes([src, dst + self.n_chips], np.zeros(len(src), np.int32))
+
+    def capacities(self) -> list[float]:
+        """One: the chip's port."""
+        return [self.topology.chip_bandwidth_bytes_per_s]
+
+    def latencies(self) -> list[float]:
+        """One: through the switch."""
+        return [self.topology.latency_s]
+
+
+class HgxNetwork(Network):
+    """Nodes of chips on a scale-up switch, joined by NICs and a spine.
+
+    Inside a node: chip up, chip down. Across: NIC out, node up, node down, NIC in, where the node links exist only
+    for a spine that may limit (`Hgx.has_spine`).
+    """
+
+    def __init__(self, topology: Hgx, n_chips: int) -> None:
+        names = topology.links(n_chips)
+        super().__init__(n_chips, names)
+        self.topology = topology
+        self.used = topology.used_per_node(n_chips)
+        self.has_spine = topology.has_spine(n_chips)
+        self.first = names.first.astype(np.int32)
+        self.link_capacity = np.repeat(np.array([0, 0, 1, 1, 2, 2], np.int32), np.diff(self.first))
+        nics = topology.nics_per_node if n_chips > self.used else 0
+        self.shape = ("hgx", n_chips, self.used, nics, self.has_spine)
+
+    def _nic(self, chip: Chips) -> NDArray[np.int32]:
+        per_node = self.topology.nics_per_node
+        return (chip // self.used * per_node + chip % self.used * per_node // self.used).astype(np.int32)
+
+    def routes(self, src: Chips, dst: Chips) -> Routes:
+        """Scale-up inside a node, scale-out across nodes."""
+        first = self.first
+        inside = src // self.used == dst // self.used
+        columns = [
+            np.where(inside, first[0] + src, first[2] + self._nic(src)),
+            np.where(inside, first[1] + dst, first[3] + self._nic(dst)),
+        ]
+        if self.has_spine:
+            columns.insert(1, np.where(inside, -1, first[4] + src // self.used))
+            columns.insert(2, np.where(inside, -1, first[5] + dst // self.used))
+        return padded_routes([c.astype(np.int32) for c in columns], np.where(inside, 0, 1))
+
+    def capacities(self) -> list[float]:
+        """Chip port, NIC, node port of the spine."""
+        t = self.topology
+        spine = t.nics_per_node * t.nic_bytes_per_s / t.oversubscription
+        return [t.scale_up_bytes_per_s, t.nic_bytes_per_s, spine]
+
+    def latencies(self) -> list[float]:
+        """Scale-up, scale-out."""
+        return [self.topology.scale_up_latency_s, self.topology.scale_out_latency_s]
