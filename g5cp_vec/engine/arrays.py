@@ -33,7 +33,8 @@ N_EVENTS = 6
 N_SOLVES = 7
 N_LINK_VISITS = 8
 STAMP = 9
-N_COUNTERS = 10
+LINK_STAMP = 10
+N_COUNTERS = 11
 
 
 class Graph(NamedTuple):
@@ -94,7 +95,13 @@ class Costs(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Scratch of one simulation, reusable for every row of a graph; see `make_workspace` for the shapes."""
+    """Scratch of one simulation, reusable for every row of a graph; see `make_workspace` for the shapes.
+
+    By op: ``key_s``, ``heap_pos``, ``rate``, ``remaining`` (bytes at ``since_s``), ``bottleneck`` and the neighbours
+    ``mate_next``, ``mate_prev`` in its list of flows with the same bottleneck. By link: ``link_head`` and
+    ``entry_next``/``entry_prev`` chain the flows on it, ``link_used`` is the sum of their rates, ``mate_head`` starts
+    the list of those it is the bottleneck of, all of which run at ``link_level``.
+    """
 
     count: NDArray[np.int64]
     pred_left: NDArray[np.int32]
@@ -114,50 +121,70 @@ class Workspace(NamedTuple):
     remaining: NDArray[np.float64]
     since_s: NDArray[np.float64]
     bottleneck: NDArray[np.int32]
+    new_bottleneck: NDArray[np.int32]
+    mate_next: NDArray[np.int32]
+    mate_prev: NDArray[np.int32]
     op_stamp: NDArray[np.int64]
     affected: NDArray[np.int32]
+    pending: NDArray[np.int32]
     link_head: NDArray[np.int64]
     link_n: NDArray[np.int32]
+    link_used: NDArray[np.float64]
+    link_level: NDArray[np.float64]
+    link_updates: NDArray[np.int32]
+    mate_head: NDArray[np.int32]
+    mate_n: NDArray[np.int32]
     entry_next: NDArray[np.int64]
     entry_prev: NDArray[np.int64]
     link_stamp: NDArray[np.int64]
     links: NDArray[np.int32]
     residual: NDArray[np.float64]
     weight: NDArray[np.float64]
-    level: NDArray[np.float64]
+    fastest: NDArray[np.float64]
+    mate_affected: NDArray[np.int32]
 
 
 @kernel(allocates=True, entry=True)
 def make_workspace(n_ops: int, n_chips: int, n_links: int, nnz: int) -> Any:
     """Allocate the scratch of one simulation (O(n_ops + n_chips + n_links + nnz) bytes)."""
     return Workspace(
-        np.zeros(N_COUNTERS, np.int64),
-        np.empty(n_ops, np.int32),
-        np.empty(n_ops, np.float64),
-        np.empty(n_ops, np.int32),
-        np.full(n_ops, NONE, np.int32),
-        np.empty(n_ops, np.int32),
-        np.empty(n_ops, np.int32),
-        np.empty(n_ops, np.int32),
-        np.full(n_chips, NONE, np.int32),
-        np.empty(n_ops, np.int32),
-        np.zeros(n_chips, np.int32),
-        np.empty(n_chips, np.int32),
-        np.zeros(n_chips, np.int8),
-        np.empty(n_ops, np.float64),
-        np.empty(n_ops, np.float64),
-        np.empty(n_ops, np.float64),
-        np.empty(n_ops, np.float64),
-        np.empty(n_ops, np.int32),
-        np.zeros(n_ops, np.int64),
-        np.empty(n_ops, np.int32),
-        np.full(n_links, NONE, np.int64),
-        np.zeros(n_links, np.int32),
-        np.empty(nnz, np.int64),
-        np.empty(nnz, np.int64),
-        np.zeros(n_links, np.int64),
-        np.empty(n_links, np.int32),
-        np.empty(n_links, np.float64),
-        np.empty(n_links, np.float64),
-        np.empty(n_links, np.float64),
+        count=np.zeros(N_COUNTERS, np.int64),
+        pred_left=np.empty(n_ops, np.int32),
+        key_s=np.empty(n_ops, np.float64),
+        heap=np.empty(n_ops, np.int32),
+        heap_pos=np.full(n_ops, NONE, np.int32),
+        queue=np.empty(n_ops, np.int32),
+        added=np.empty(n_ops, np.int32),
+        removed=np.empty(n_ops, np.int32),
+        running=np.full(n_chips, NONE, np.int32),
+        ready=np.empty(n_ops, np.int32),
+        n_ready=np.zeros(n_chips, np.int32),
+        touched=np.empty(n_chips, np.int32),
+        is_touched=np.zeros(n_chips, np.int8),
+        rate=np.empty(n_ops, np.float64),
+        new_rate=np.empty(n_ops, np.float64),
+        remaining=np.empty(n_ops, np.float64),
+        since_s=np.empty(n_ops, np.float64),
+        bottleneck=np.empty(n_ops, np.int32),
+        new_bottleneck=np.empty(n_ops, np.int32),
+        mate_next=np.empty(n_ops, np.int32),
+        mate_prev=np.empty(n_ops, np.int32),
+        op_stamp=np.zeros(n_ops, np.int64),
+        affected=np.empty(n_ops, np.int32),
+        pending=np.empty(n_ops, np.int32),
+        link_head=np.full(n_links, NONE, np.int64),
+        link_n=np.zeros(n_links, np.int32),
+        link_used=np.zeros(n_links, np.float64),
+        link_level=np.zeros(n_links, np.float64),
+        link_updates=np.zeros(n_links, np.int32),
+        mate_head=np.full(n_links, NONE, np.int32),
+        mate_n=np.zeros(n_links, np.int32),
+        entry_next=np.empty(nnz, np.int64),
+        entry_prev=np.empty(nnz, np.int64),
+        link_stamp=np.zeros(n_links, np.int64),
+        links=np.empty(n_links, np.int32),
+        residual=np.empty(n_links, np.float64),
+        weight=np.empty(n_links, np.float64),
+        fastest=np.empty(n_links, np.float64),
+        mate_affected=np.empty(n_links, np.int32),
     )

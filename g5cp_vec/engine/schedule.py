@@ -22,6 +22,7 @@ from g5cp_vec.engine.arrays import (
     ERR_NOT_FINITE,
     FLOW,
     HEAP_N,
+    LINK_STAMP,
     N_ADDED,
     N_COUNTERS,
     N_DONE,
@@ -34,7 +35,7 @@ from g5cp_vec.engine.arrays import (
     STAMP,
 )
 from g5cp_vec.engine.heap import heap_set, take_due
-from g5cp_vec.engine.maxmin import link_flow, solve_rates, unlink_flow
+from g5cp_vec.engine.maxmin import commit_rate, link_flow, solve_rates, unlink_flow
 
 # Two event times are one instant when they agree to this.
 INSTANT_RTOL = 1e-12
@@ -175,15 +176,17 @@ def _settle(g, c, w, now_s, out_start, out_finish):
 
 
 @kernel
-def _set_rate(w, op, now_s):
+def _set_rate(g, w, op, now_s):
     """Give a flow its new rate, account for what it moved at the old one, and move its end."""
     old = w.rate[op]
     new = w.new_rate[op]
     if abs(new - old) <= RATE_RTOL * old:
+        w.new_rate[op] = old
+        commit_rate(g, w, op)
         return
     w.remaining[op] -= old * (now_s - w.since_s[op])
     w.since_s[op] = now_s
-    w.rate[op] = new
+    commit_rate(g, w, op)
     heap_set(w, op, now_s + max(w.remaining[op], 0.0) / new)
 
 
@@ -193,19 +196,17 @@ def _update_rates(g, c, w, now_s):
     for i in range(w.count[N_ADDED]):
         op = w.added[i]
         link_flow(g, w, op)
-        w.rate[op] = 0.0
         w.since_s[op] = now_s
         w.remaining[op] = c.bytes[g.op_cost[op]]
-        w.new_rate[op] = -1.0
     status, n_affected = solve_rates(g, w, c.capacity_bytes_per_s)
     if status != OK:
         return status
     for i in range(n_affected):
-        _set_rate(w, w.affected[i], now_s)
+        _set_rate(g, w, w.affected[i], now_s)
     for i in range(w.count[N_ADDED]):
         op = w.added[i]
         if w.rate[op] == 0.0:
-            _set_rate(w, op, now_s)
+            _set_rate(g, w, op, now_s)
     w.count[N_ADDED] = 0
     w.count[N_REMOVED] = 0
     return OK
@@ -213,10 +214,9 @@ def _update_rates(g, c, w, now_s):
 
 @kernel
 def _reset(g, w):
-    stamp = w.count[STAMP]
     for i in range(N_COUNTERS):
-        w.count[i] = 0
-    w.count[STAMP] = stamp
+        if i not in (STAMP, LINK_STAMP):
+            w.count[i] = 0
     n_ops = len(g.op_kind)
     for op in range(n_ops):
         w.pred_left[op] = g.pred_count[op]
@@ -226,6 +226,10 @@ def _reset(g, w):
     w.is_touched[:] = 0
     w.link_head[:] = NONE
     w.link_n[:] = 0
+    w.link_used[:] = 0.0
+    w.link_updates[:] = 0
+    w.mate_head[:] = NONE
+    w.mate_n[:] = 0
 
 
 @kernel(entry=True)
