@@ -33,8 +33,18 @@ N_EVENTS = 6
 N_SOLVES = 7
 N_LINK_VISITS = 8
 STAMP = 9
-LINK_STAMP = 10
-N_COUNTERS = 11
+N_OPENINGS = 10
+IS_DIRTY = 11
+N_COUNTERS = 12
+
+# Columns of ``op_real`` and ``op_int``: what belongs to one flow lies on one cache line or two.
+RATE, NEW_RATE, REMAINING, SINCE_S = range(4)
+HEAP_POS, BOTTLENECK, NEW_BOTTLENECK, MATE_NEXT, MATE_PREV, OP_STAMP = range(6)
+# Columns of ``link_real`` and ``link_int``.
+USED, LEVEL, RESIDUAL, WEIGHT, FASTEST = range(5)
+HEAD, N_FLOWS, N_UPDATES, MATE_HEAD, N_MATES, N_MATES_AFFECTED, LINK_STAMP = range(7)
+# Columns of ``entry``.
+NEXT, PREV = range(2)
 
 
 class Graph(NamedTuple):
@@ -97,51 +107,33 @@ class Costs(NamedTuple):
 class Workspace(NamedTuple):
     """Scratch of one simulation, reusable for every row of a graph; see `make_workspace` for the shapes.
 
-    By op: ``key_s``, ``heap_pos``, ``rate``, ``remaining`` (bytes at ``since_s``), ``bottleneck`` and the neighbours
-    ``mate_next``, ``mate_prev`` in its list of flows with the same bottleneck. By link: ``link_head`` and
-    ``entry_next``/``entry_prev`` chain the flows on it, ``link_used`` is the sum of their rates, ``mate_head`` starts
-    the list of those it is the bottleneck of, all of which run at ``link_level``.
+    ``op_real`` holds RATE and REMAINING (bytes at SINCE_S) of a flow and the NEW_RATE being found; ``op_int`` its
+    place in the heap, its BOTTLENECK link, and its neighbours in the list of flows with the same bottleneck.
+    ``link_real`` holds USED, the sum of the rates on a link, and LEVEL, the rate of the flows it is the bottleneck
+    of; ``link_int`` the HEAD of the list of flows on it (chained by ``entry``, one row per route entry), MATE_HEAD of
+    those it bounds, and their numbers.
     """
 
     count: NDArray[np.int64]
     pred_left: NDArray[np.int32]
-    key_s: NDArray[np.float64]
     heap: NDArray[np.int32]
-    heap_pos: NDArray[np.int32]
+    heap_key_s: NDArray[np.float64]
     queue: NDArray[np.int32]
     added: NDArray[np.int32]
     removed: NDArray[np.int32]
+    affected: NDArray[np.int32]
+    pending: NDArray[np.int32]
+    op_real: NDArray[np.float64]
+    op_int: NDArray[np.int32]
     running: NDArray[np.int32]
     ready: NDArray[np.int32]
     n_ready: NDArray[np.int32]
     touched: NDArray[np.int32]
     is_touched: NDArray[np.int8]
-    rate: NDArray[np.float64]
-    new_rate: NDArray[np.float64]
-    remaining: NDArray[np.float64]
-    since_s: NDArray[np.float64]
-    bottleneck: NDArray[np.int32]
-    new_bottleneck: NDArray[np.int32]
-    mate_next: NDArray[np.int32]
-    mate_prev: NDArray[np.int32]
-    op_stamp: NDArray[np.int64]
-    affected: NDArray[np.int32]
-    pending: NDArray[np.int32]
-    link_head: NDArray[np.int64]
-    link_n: NDArray[np.int32]
-    link_used: NDArray[np.float64]
-    link_level: NDArray[np.float64]
-    link_updates: NDArray[np.int32]
-    mate_head: NDArray[np.int32]
-    mate_n: NDArray[np.int32]
-    entry_next: NDArray[np.int64]
-    entry_prev: NDArray[np.int64]
-    link_stamp: NDArray[np.int64]
+    link_real: NDArray[np.float64]
+    link_int: NDArray[np.int32]
+    entry: NDArray[np.int32]
     links: NDArray[np.int32]
-    residual: NDArray[np.float64]
-    weight: NDArray[np.float64]
-    fastest: NDArray[np.float64]
-    mate_affected: NDArray[np.int32]
 
 
 @kernel(allocates=True, entry=True)
@@ -150,41 +142,22 @@ def make_workspace(n_ops: int, n_chips: int, n_links: int, nnz: int) -> Any:
     return Workspace(
         count=np.zeros(N_COUNTERS, np.int64),
         pred_left=np.empty(n_ops, np.int32),
-        key_s=np.empty(n_ops, np.float64),
         heap=np.empty(n_ops, np.int32),
-        heap_pos=np.full(n_ops, NONE, np.int32),
+        heap_key_s=np.empty(n_ops, np.float64),
         queue=np.empty(n_ops, np.int32),
         added=np.empty(n_ops, np.int32),
         removed=np.empty(n_ops, np.int32),
+        affected=np.empty(n_ops, np.int32),
+        pending=np.empty(n_ops, np.int32),
+        op_real=np.zeros((n_ops, 4), np.float64),
+        op_int=np.full((n_ops, 8), NONE, np.int32),
         running=np.full(n_chips, NONE, np.int32),
         ready=np.empty(n_ops, np.int32),
         n_ready=np.zeros(n_chips, np.int32),
         touched=np.empty(n_chips, np.int32),
         is_touched=np.zeros(n_chips, np.int8),
-        rate=np.empty(n_ops, np.float64),
-        new_rate=np.empty(n_ops, np.float64),
-        remaining=np.empty(n_ops, np.float64),
-        since_s=np.empty(n_ops, np.float64),
-        bottleneck=np.empty(n_ops, np.int32),
-        new_bottleneck=np.empty(n_ops, np.int32),
-        mate_next=np.empty(n_ops, np.int32),
-        mate_prev=np.empty(n_ops, np.int32),
-        op_stamp=np.zeros(n_ops, np.int64),
-        affected=np.empty(n_ops, np.int32),
-        pending=np.empty(n_ops, np.int32),
-        link_head=np.full(n_links, NONE, np.int64),
-        link_n=np.zeros(n_links, np.int32),
-        link_used=np.zeros(n_links, np.float64),
-        link_level=np.zeros(n_links, np.float64),
-        link_updates=np.zeros(n_links, np.int32),
-        mate_head=np.full(n_links, NONE, np.int32),
-        mate_n=np.zeros(n_links, np.int32),
-        entry_next=np.empty(nnz, np.int64),
-        entry_prev=np.empty(nnz, np.int64),
-        link_stamp=np.zeros(n_links, np.int64),
+        link_real=np.zeros((n_links, 8), np.float64),
+        link_int=np.zeros((n_links, 8), np.int32),
+        entry=np.empty((nnz, 2), np.int32),
         links=np.empty(n_links, np.int32),
-        residual=np.empty(n_links, np.float64),
-        weight=np.empty(n_links, np.float64),
-        fastest=np.empty(n_links, np.float64),
-        mate_affected=np.empty(n_links, np.int32),
     )

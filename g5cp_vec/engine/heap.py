@@ -7,85 +7,79 @@ instant is taken out at once: one at a time when few are due, by filtering and r
 from __future__ import annotations
 
 from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.arrays import HEAP_N, NONE
+from g5cp_vec.engine.arrays import HEAP_N, HEAP_POS, NONE
 
 
 @kernel
-def _sift_up(w, pos):
-    op = w.heap[pos]
-    key = w.key_s[op]
+def _place(w, pos, op, key_s):
+    w.heap[pos] = op
+    w.heap_key_s[pos] = key_s
+    w.op_int[op, HEAP_POS] = pos
+
+
+@kernel
+def _sift_up(w, pos, op, key_s):
+    """Move the hole at ``pos`` up to where ``op`` belongs, and place it there."""
     while pos > 0:
         parent = (pos - 1) >> 1
-        other = w.heap[parent]
-        if w.key_s[other] <= key:
+        if w.heap_key_s[parent] <= key_s:
             break
-        w.heap[pos] = other
-        w.heap_pos[other] = pos
+        _place(w, pos, w.heap[parent], w.heap_key_s[parent])
         pos = parent
-    w.heap[pos] = op
-    w.heap_pos[op] = pos
+    _place(w, pos, op, key_s)
 
 
 @kernel
-def _sift_down(w, pos):
+def _sift_down(w, pos, op, key_s):
+    """Move the hole at ``pos`` down to where ``op`` belongs, and place it there."""
     n = w.count[HEAP_N]
-    op = w.heap[pos]
-    key = w.key_s[op]
     while True:
         child = 2 * pos + 1
         if child >= n:
             break
-        if child + 1 < n and w.key_s[w.heap[child + 1]] < w.key_s[w.heap[child]]:
+        if child + 1 < n and w.heap_key_s[child + 1] < w.heap_key_s[child]:
             child += 1
-        other = w.heap[child]
-        if w.key_s[other] >= key:
+        if w.heap_key_s[child] >= key_s:
             break
-        w.heap[pos] = other
-        w.heap_pos[other] = pos
+        _place(w, pos, w.heap[child], w.heap_key_s[child])
         pos = child
-    w.heap[pos] = op
-    w.heap_pos[op] = pos
+    _place(w, pos, op, key_s)
 
 
 @kernel
 def heap_set(w, op, key_s):
     """Insert ``op`` with event time ``key_s`` (s), or move it there when it is in the heap already."""
-    pos = w.heap_pos[op]
+    pos = w.op_int[op, HEAP_POS]
     if pos == NONE:
         pos = w.count[HEAP_N]
         w.count[HEAP_N] = pos + 1
-        w.heap[pos] = op
-        w.key_s[op] = key_s
-        _sift_up(w, pos)
+        _sift_up(w, pos, op, key_s)
+    elif key_s < w.heap_key_s[pos]:
+        _sift_up(w, pos, op, key_s)
     else:
-        earlier = key_s < w.key_s[op]
-        w.key_s[op] = key_s
-        if earlier:
-            _sift_up(w, pos)
-        else:
-            _sift_down(w, pos)
+        _sift_down(w, pos, op, key_s)
 
 
 @kernel
 def _remove(w, op):
-    pos = w.heap_pos[op]
-    w.heap_pos[op] = NONE
+    pos = w.op_int[op, HEAP_POS]
+    w.op_int[op, HEAP_POS] = NONE
     n = w.count[HEAP_N] - 1
     w.count[HEAP_N] = n
     if pos == n:
         return
-    last = w.heap[n]
-    w.heap[pos] = last
-    w.heap_pos[last] = pos
-    _sift_down(w, pos)
-    _sift_up(w, w.heap_pos[last])
+    last, key_s = w.heap[n], w.heap_key_s[n]
+    if pos > 0 and key_s < w.heap_key_s[(pos - 1) >> 1]:
+        _sift_up(w, pos, last, key_s)
+    else:
+        _sift_down(w, pos, last, key_s)
 
 
 @kernel
 def take_due(w, limit_s, out):
     """Move every op with event time <= ``limit_s`` (s) out of the heap into ``out``; return how many."""
     n = w.count[HEAP_N]
-    if n == 0 or w.key_s[w.heap[0]] > limit_s:
+    if n == 0 or w.heap_key_s[0] > limit_s:
         return 0
     # Due entries form a subtree that contains the root: breadth first, ``out`` holds heap positions meanwhile.
     n_due = 1
@@ -94,10 +88,10 @@ def take_due(w, limit_s, out):
     while done < n_due:
         child = 2 * out[done] + 1
         done += 1
-        if child < n and w.key_s[w.heap[child]] <= limit_s:
+        if child < n and w.heap_key_s[child] <= limit_s:
             out[n_due] = child
             n_due += 1
-        if child + 1 < n and w.key_s[w.heap[child + 1]] <= limit_s:
+        if child + 1 < n and w.heap_key_s[child + 1] <= limit_s:
             out[n_due] = child + 1
             n_due += 1
     for i in range(n_due):
@@ -107,15 +101,14 @@ def take_due(w, limit_s, out):
             _remove(w, out[i])
         return n_due
     for i in range(n_due):
-        w.heap_pos[out[i]] = NONE
+        w.op_int[out[i], HEAP_POS] = NONE
     kept = 0
     for pos in range(n):
         op = w.heap[pos]
-        if w.heap_pos[op] != NONE:
-            w.heap[kept] = op
-            w.heap_pos[op] = kept
+        if w.op_int[op, HEAP_POS] != NONE:
+            _place(w, kept, op, w.heap_key_s[pos])
             kept += 1
     w.count[HEAP_N] = kept
     for pos in range(kept // 2 - 1, -1, -1):
-        _sift_down(w, pos)
+        _sift_down(w, pos, w.heap[pos], w.heap_key_s[pos])
     return n_due

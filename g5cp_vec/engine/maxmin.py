@@ -20,15 +20,36 @@ import numpy as np
 
 from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import (
+    BOTTLENECK,
     ERR_NO_PROGRESS,
+    FASTEST,
+    HEAD,
+    LEVEL,
     LINK_STAMP,
+    MATE_HEAD,
+    MATE_NEXT,
+    MATE_PREV,
+    NEW_BOTTLENECK,
+    NEW_RATE,
+    NEXT,
+    NONE,
     N_ADDED,
+    N_FLOWS,
     N_LINK_VISITS,
+    N_MATES,
+    N_MATES_AFFECTED,
+    N_OPENINGS,
     N_REMOVED,
     N_SOLVES,
-    NONE,
+    N_UPDATES,
     OK,
+    OP_STAMP,
+    PREV,
+    RATE,
+    RESIDUAL,
     STAMP,
+    USED,
+    WEIGHT,
 )
 
 # Shares this close saturate in one round. A missed tie costs a round, nothing else; it is far below the
@@ -44,45 +65,45 @@ MAX_UPDATES = 256
 @kernel
 def _link_mate(w, op, link):
     """Enter ``op`` in the list of flows whose bottleneck is ``link``."""
-    head = w.mate_head[link]
-    w.bottleneck[op] = link
-    w.mate_next[op] = head
-    w.mate_prev[op] = NONE
+    head = w.link_int[link, MATE_HEAD]
+    w.op_int[op, BOTTLENECK] = link
+    w.op_int[op, MATE_NEXT] = head
+    w.op_int[op, MATE_PREV] = NONE
     if head != NONE:
-        w.mate_prev[head] = op
-    w.mate_head[link] = op
-    w.mate_n[link] += 1
+        w.op_int[head, MATE_PREV] = op
+    w.link_int[link, MATE_HEAD] = op
+    w.link_int[link, N_MATES] += 1
 
 
 @kernel
 def _unlink_mate(w, op):
-    link = w.bottleneck[op]
-    after, before = w.mate_next[op], w.mate_prev[op]
+    link = w.op_int[op, BOTTLENECK]
+    after, before = w.op_int[op, MATE_NEXT], w.op_int[op, MATE_PREV]
     if before == NONE:
-        w.mate_head[link] = after
+        w.link_int[link, MATE_HEAD] = after
     else:
-        w.mate_next[before] = after
+        w.op_int[before, MATE_NEXT] = after
     if after != NONE:
-        w.mate_prev[after] = before
-    w.mate_n[link] -= 1
-    w.bottleneck[op] = NONE
+        w.op_int[after, MATE_PREV] = before
+    w.link_int[link, N_MATES] -= 1
+    w.op_int[op, BOTTLENECK] = NONE
 
 
 @kernel
 def link_flow(g, w, op):
     """Enter flow ``op``, still at rate 0, in the lists of the links it crosses."""
-    w.rate[op] = 0.0
-    w.new_rate[op] = -1.0
-    w.bottleneck[op] = NONE
+    w.op_real[op, RATE] = 0.0
+    w.op_real[op, NEW_RATE] = -1.0
+    w.op_int[op, BOTTLENECK] = NONE
     for p in range(g.route_indptr[op], g.route_indptr[op + 1]):
         link = g.route_indices[p]
-        head = w.link_head[link]
-        w.entry_next[p] = head
-        w.entry_prev[p] = NONE
+        head = w.link_int[link, HEAD]
+        w.entry[p, NEXT] = head
+        w.entry[p, PREV] = NONE
         if head != NONE:
-            w.entry_prev[head] = p
-        w.link_head[link] = p
-        w.link_n[link] += 1
+            w.entry[head, PREV] = p
+        w.link_int[link, HEAD] = p
+        w.link_int[link, N_FLOWS] += 1
 
 
 @kernel
@@ -91,55 +112,55 @@ def unlink_flow(g, w, op):
     _unlink_mate(w, op)
     for p in range(g.route_indptr[op], g.route_indptr[op + 1]):
         link = g.route_indices[p]
-        after, before = w.entry_next[p], w.entry_prev[p]
+        after, before = w.entry[p, NEXT], w.entry[p, PREV]
         if before == NONE:
-            w.link_head[link] = after
+            w.link_int[link, HEAD] = after
         else:
-            w.entry_next[before] = after
+            w.entry[before, NEXT] = after
         if after != NONE:
-            w.entry_prev[after] = before
-        w.link_n[link] -= 1
-        if w.link_n[link] == 0:
-            w.link_used[link], w.link_updates[link] = 0.0, 0
+            w.entry[after, PREV] = before
+        w.link_int[link, N_FLOWS] -= 1
+        if w.link_int[link, N_FLOWS] == 0:
+            w.link_real[link, USED], w.link_int[link, N_UPDATES] = 0.0, 0
         else:
-            w.link_used[link] -= g.route_count[p] * w.rate[op]
-            w.link_updates[link] += 1
+            w.link_real[link, USED] -= g.route_count[p] * w.op_real[op, RATE]
+            w.link_int[link, N_UPDATES] += 1
 
 
 @kernel
 def commit_rate(g, w, op):
     """Make the new rate and bottleneck of a flow its rate and bottleneck."""
-    change = w.new_rate[op] - w.rate[op]
-    if w.bottleneck[op] != w.new_bottleneck[op]:
-        if w.bottleneck[op] != NONE:
+    change = w.op_real[op, NEW_RATE] - w.op_real[op, RATE]
+    if w.op_int[op, BOTTLENECK] != w.op_int[op, NEW_BOTTLENECK]:
+        if w.op_int[op, BOTTLENECK] != NONE:
             _unlink_mate(w, op)
-        _link_mate(w, op, w.new_bottleneck[op])
-    w.link_level[w.bottleneck[op]] = w.new_rate[op]
-    w.rate[op] = w.new_rate[op]
+        _link_mate(w, op, w.op_int[op, NEW_BOTTLENECK])
+    w.link_real[w.op_int[op, BOTTLENECK], LEVEL] = w.op_real[op, NEW_RATE]
+    w.op_real[op, RATE] = w.op_real[op, NEW_RATE]
     if change != 0.0:
         for p in range(g.route_indptr[op], g.route_indptr[op + 1]):
             link = g.route_indices[p]
-            w.link_used[link] += g.route_count[p] * change
-            w.link_updates[link] += 1
+            w.link_real[link, USED] += g.route_count[p] * change
+            w.link_int[link, N_UPDATES] += 1
 
 
 @kernel
 def _refresh_used(g, w, link):
     """Sum the rates of a link's flows anew."""
     used = 0.0
-    p = w.link_head[link]
+    p = w.link_int[link, HEAD]
     while p != NONE:
-        used += g.route_count[p] * w.rate[g.route_op[p]]
-        p = w.entry_next[p]
-    w.link_used[link], w.link_updates[link] = used, 0
+        used += g.route_count[p] * w.op_real[g.route_op[p], RATE]
+        p = w.entry[p, NEXT]
+    w.link_real[link, USED], w.link_int[link, N_UPDATES] = used, 0
 
 
 @kernel
 def _affect(w, op, stamp, n_affected):
     """Add a flow to the affected set unless it is there; return the set's size."""
-    if w.op_stamp[op] == stamp:
+    if w.op_int[op, OP_STAMP] == stamp:
         return n_affected
-    w.op_stamp[op] = stamp
+    w.op_int[op, OP_STAMP] = stamp
     w.affected[n_affected] = op
     return n_affected + 1
 
@@ -147,10 +168,10 @@ def _affect(w, op, stamp, n_affected):
 @kernel
 def _affect_mates(w, link, stamp, n_affected):
     """Add the flows whose bottleneck is ``link`` to the affected set; return its new size."""
-    op = w.mate_head[link]
+    op = w.link_int[link, MATE_HEAD]
     while op != NONE:
         n_affected = _affect(w, op, stamp, n_affected)
-        op = w.mate_next[op]
+        op = w.op_int[op, MATE_NEXT]
     return n_affected
 
 
@@ -158,7 +179,7 @@ def _affect_mates(w, link, stamp, n_affected):
 def _alone(g, w, op):
     """Whether no other flow crosses any link of ``op``."""
     for p in range(g.route_indptr[op], g.route_indptr[op + 1]):
-        if w.link_n[g.route_indices[p]] != 1:
+        if w.link_int[g.route_indices[p], N_FLOWS] != 1:
             return False
     return True
 
@@ -172,8 +193,8 @@ def _solve_alone(g, w, capacity, op):
         share = capacity[g.link_capacity[link]] / g.route_count[p]
         if share < rate:
             rate = share
-            w.new_bottleneck[op] = link
-    w.new_rate[op] = rate
+            w.op_int[op, NEW_BOTTLENECK] = link
+    w.op_real[op, NEW_RATE] = rate
 
 
 @kernel
@@ -204,35 +225,35 @@ def _open_links(g, w, capacity, round_, n_affected):
     n_links = 0
     for i in range(n_affected):
         op = w.affected[i]
-        w.new_rate[op] = -1.0
+        w.op_real[op, NEW_RATE] = -1.0
         for p in range(g.route_indptr[op], g.route_indptr[op + 1]):
             link = g.route_indices[p]
-            if w.link_stamp[link] != round_:
-                w.link_stamp[link] = round_
+            if w.link_int[link, LINK_STAMP] != round_:
+                w.link_int[link, LINK_STAMP] = round_
                 w.links[n_links] = link
                 n_links += 1
-                if w.link_updates[link] > MAX_UPDATES:
+                if w.link_int[link, N_UPDATES] > MAX_UPDATES:
                     _refresh_used(g, w, link)
-                w.residual[link] = capacity[g.link_capacity[link]] - w.link_used[link]
-                w.weight[link] = 0.0
-                w.fastest[link] = 0.0
-                w.mate_affected[link] = 0
-            w.residual[link] += g.route_count[p] * w.rate[op]
-            w.weight[link] += g.route_count[p]
-            if w.bottleneck[op] == link:
-                w.mate_affected[link] += 1
+                w.link_real[link, RESIDUAL] = capacity[g.link_capacity[link]] - w.link_real[link, USED]
+                w.link_real[link, WEIGHT] = 0.0
+                w.link_real[link, FASTEST] = 0.0
+                w.link_int[link, N_MATES_AFFECTED] = 0
+            w.link_real[link, RESIDUAL] += g.route_count[p] * w.op_real[op, RATE]
+            w.link_real[link, WEIGHT] += g.route_count[p]
+            if w.op_int[op, BOTTLENECK] == link:
+                w.link_int[link, N_MATES_AFFECTED] += 1
     return n_links
 
 
 @kernel
 def _freeze_flow(g, w, op, link, share):
-    w.new_rate[op] = share
-    w.new_bottleneck[op] = link
+    w.op_real[op, NEW_RATE] = share
+    w.op_int[op, NEW_BOTTLENECK] = link
     for q in range(g.route_indptr[op], g.route_indptr[op + 1]):
         other = g.route_indices[q]
-        w.weight[other] -= g.route_count[q]
-        w.residual[other] -= g.route_count[q] * share
-        w.fastest[other] = max(w.fastest[other], share)
+        w.link_real[other, WEIGHT] -= g.route_count[q]
+        w.link_real[other, RESIDUAL] -= g.route_count[q] * share
+        w.link_real[other, FASTEST] = max(w.link_real[other, FASTEST], share)
 
 
 @kernel
@@ -243,18 +264,18 @@ def _freeze_link(g, w, link, stamp, share, n_pending):
     """
     n_frozen = 0
     bound = share * (1.0 + CHECK_RTOL)
-    p = w.link_head[link]
+    p = w.link_int[link, HEAD]
     while p != NONE:
         op = g.route_op[p]
-        if w.op_stamp[op] == stamp:
-            if w.new_rate[op] < 0.0:
+        if w.op_int[op, OP_STAMP] == stamp:
+            if w.op_real[op, NEW_RATE] < 0.0:
                 _freeze_flow(g, w, op, link, share)
                 n_frozen += 1
-        elif w.rate[op] > bound and w.op_stamp[op] != -stamp:
-            w.op_stamp[op] = -stamp
+        elif w.op_real[op, RATE] > bound and w.op_int[op, OP_STAMP] != -stamp:
+            w.op_int[op, OP_STAMP] = -stamp
             w.pending[n_pending] = op
             n_pending += 1
-        p = w.entry_next[p]
+        p = w.entry[p, NEXT]
     return n_frozen, n_pending
 
 
@@ -269,9 +290,9 @@ def _fill(g, w, stamp, n_affected, n_links):
         # Links without an unfrozen flow left move behind the open ones, so later rounds do not see them.
         for i in range(n_open):
             link = w.links[i]
-            if w.weight[link] > 0.5:
-                if tightest == NONE or w.residual[link] < share * w.weight[link]:
-                    share, tightest = w.residual[link] / w.weight[link], link
+            if w.link_real[link, WEIGHT] > 0.5:
+                if tightest == NONE or w.link_real[link, RESIDUAL] < share * w.link_real[link, WEIGHT]:
+                    share, tightest = w.link_real[link, RESIDUAL] / w.link_real[link, WEIGHT], link
                 w.links[i] = w.links[kept]
                 w.links[kept] = link
                 kept += 1
@@ -288,7 +309,7 @@ def _fill(g, w, stamp, n_affected, n_links):
         n_left -= n_frozen
         for i in range(n_open):
             link = w.links[i]
-            if w.weight[link] > 0.5 and w.residual[link] <= bound * w.weight[link]:
+            if w.link_real[link, WEIGHT] > 0.5 and w.link_real[link, RESIDUAL] <= bound * w.link_real[link, WEIGHT]:
                 n_frozen, n_pending = _freeze_link(g, w, link, stamp, share, n_pending)
                 n_left -= n_frozen
     return OK, n_pending
@@ -301,10 +322,10 @@ def _check(g, w, capacity, stamp, n_affected, n_links, n_pending):
         n_affected = _affect(w, w.pending[i], stamp, n_affected)
     for i in range(n_links):
         link = w.links[i]
-        if w.mate_n[link] == w.mate_affected[link]:
+        if w.link_int[link, N_MATES] == w.link_int[link, N_MATES_AFFECTED]:
             continue
-        is_full = w.residual[link] <= CHECK_RTOL * capacity[g.link_capacity[link]]
-        if not is_full or w.fastest[link] > w.link_level[link] * (1.0 + CHECK_RTOL):
+        is_full = w.link_real[link, RESIDUAL] <= CHECK_RTOL * capacity[g.link_capacity[link]]
+        if not is_full or w.link_real[link, FASTEST] > w.link_real[link, LEVEL] * (1.0 + CHECK_RTOL):
             n_affected = _affect_mates(w, link, stamp, n_affected)
     return n_affected
 
@@ -341,8 +362,8 @@ def solve_rates(g, w, capacity):
     while True:
         w.count[N_SOLVES] += 1
         # Links are opened afresh each time round; flows stay in the set.
-        w.count[LINK_STAMP] += 1
-        n_links = _open_links(g, w, capacity, w.count[LINK_STAMP], n_affected)
+        w.count[N_OPENINGS] += 1
+        n_links = _open_links(g, w, capacity, w.count[N_OPENINGS], n_affected)
         status, n_pending = _fill(g, w, stamp, n_affected, n_links)
         if status != OK:
             return status, n_affected

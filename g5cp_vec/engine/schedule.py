@@ -18,21 +18,33 @@ from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import (
     COMPUTE,
     ERR_CYCLE,
-    ERR_NO_PROGRESS,
     ERR_NOT_FINITE,
+    ERR_NO_PROGRESS,
     FLOW,
+    HEAD,
     HEAP_N,
-    LINK_STAMP,
+    HEAP_POS,
+    IS_DIRTY,
+    MATE_HEAD,
+    NEW_RATE,
+    NONE,
     N_ADDED,
     N_COUNTERS,
     N_DONE,
     N_EVENTS,
+    N_FLOWS,
+    N_MATES,
+    N_OPENINGS,
     N_QUEUE,
     N_REMOVED,
     N_TOUCHED,
-    NONE,
+    N_UPDATES,
     OK,
+    RATE,
+    REMAINING,
+    SINCE_S,
     STAMP,
+    USED,
 )
 from g5cp_vec.engine.heap import heap_set, take_due
 from g5cp_vec.engine.maxmin import commit_rate, link_flow, solve_rates, unlink_flow
@@ -120,7 +132,7 @@ def _make_ready(g, c, w, op, now_s, out_start):
     if latency_s == 0.0:
         _activate_or_end(g, c, w, op)
     else:
-        w.since_s[op] = WAITING
+        w.op_real[op, SINCE_S] = WAITING
         heap_set(w, op, now_s + latency_s)
 
 
@@ -178,16 +190,16 @@ def _settle(g, c, w, now_s, out_start, out_finish):
 @kernel
 def _set_rate(g, w, op, now_s):
     """Give a flow its new rate, account for what it moved at the old one, and move its end."""
-    old = w.rate[op]
-    new = w.new_rate[op]
+    old = w.op_real[op, RATE]
+    new = w.op_real[op, NEW_RATE]
     if abs(new - old) <= RATE_RTOL * old:
-        w.new_rate[op] = old
+        w.op_real[op, NEW_RATE] = old
         commit_rate(g, w, op)
         return
-    w.remaining[op] -= old * (now_s - w.since_s[op])
-    w.since_s[op] = now_s
+    w.op_real[op, REMAINING] -= old * (now_s - w.op_real[op, SINCE_S])
+    w.op_real[op, SINCE_S] = now_s
     commit_rate(g, w, op)
-    heap_set(w, op, now_s + max(w.remaining[op], 0.0) / new)
+    heap_set(w, op, now_s + max(w.op_real[op, REMAINING], 0.0) / new)
 
 
 @kernel
@@ -196,8 +208,8 @@ def _update_rates(g, c, w, now_s):
     for i in range(w.count[N_ADDED]):
         op = w.added[i]
         link_flow(g, w, op)
-        w.since_s[op] = now_s
-        w.remaining[op] = c.bytes[g.op_cost[op]]
+        w.op_real[op, SINCE_S] = now_s
+        w.op_real[op, REMAINING] = c.bytes[g.op_cost[op]]
     status, n_affected = solve_rates(g, w, c.capacity_bytes_per_s)
     if status != OK:
         return status
@@ -205,7 +217,7 @@ def _update_rates(g, c, w, now_s):
         _set_rate(g, w, w.affected[i], now_s)
     for i in range(w.count[N_ADDED]):
         op = w.added[i]
-        if w.rate[op] == 0.0:
+        if w.op_real[op, RATE] == 0.0:
             _set_rate(g, w, op, now_s)
     w.count[N_ADDED] = 0
     w.count[N_REMOVED] = 0
@@ -214,22 +226,26 @@ def _update_rates(g, c, w, now_s):
 
 @kernel
 def _reset(g, w):
+    """Make a workspace as good as new. A finished simulation leaves ops, chips and links clean behind it."""
+    is_dirty = w.count[IS_DIRTY] != 0
     for i in range(N_COUNTERS):
-        if i not in (STAMP, LINK_STAMP):
+        if i not in (STAMP, N_OPENINGS):
             w.count[i] = 0
-    n_ops = len(g.op_kind)
-    for op in range(n_ops):
+    for op in range(len(g.op_kind)):
         w.pred_left[op] = g.pred_count[op]
-        w.heap_pos[op] = NONE
-    w.running[:] = NONE
-    w.n_ready[:] = 0
-    w.is_touched[:] = 0
-    w.link_head[:] = NONE
-    w.link_n[:] = 0
-    w.link_used[:] = 0.0
-    w.link_updates[:] = 0
-    w.mate_head[:] = NONE
-    w.mate_n[:] = 0
+    for link in range(len(w.link_int)):
+        w.link_int[link, HEAD] = NONE
+        w.link_int[link, MATE_HEAD] = NONE
+        w.link_int[link, N_FLOWS] = 0
+        w.link_int[link, N_MATES] = 0
+        w.link_int[link, N_UPDATES] = 0
+        w.link_real[link, USED] = 0.0
+    if is_dirty:
+        w.op_int[:, HEAP_POS] = NONE
+        w.running[:] = NONE
+        w.n_ready[:] = 0
+        w.is_touched[:] = 0
+    w.count[IS_DIRTY] = 1
 
 
 @kernel(entry=True)
@@ -270,7 +286,7 @@ def simulate(g, c, w, out_start, out_finish, out_info):
                 return status
         if w.count[HEAP_N] == 0:
             break
-        now_s = max(now_s, w.key_s[w.heap[0]])
+        now_s = max(now_s, w.heap_key_s[0])
         if not np.isfinite(now_s):
             out_info[0] = w.heap[0]
             return ERR_NOT_FINITE
@@ -285,6 +301,7 @@ def simulate(g, c, w, out_start, out_finish, out_info):
                 out_info[0] = op
                 break
         return ERR_CYCLE
+    w.count[IS_DIRTY] = 0
     return OK
 
 
@@ -295,8 +312,8 @@ def _take_instant(g, c, w, now_s):
     n_due = take_due(w, now_s * (1.0 + INSTANT_RTOL), w.affected)
     for i in range(n_due):
         op = w.affected[i]
-        if g.op_kind[op] == FLOW and w.since_s[op] == WAITING:
-            w.since_s[op] = now_s
+        if g.op_kind[op] == FLOW and w.op_real[op, SINCE_S] == WAITING:
+            w.op_real[op, SINCE_S] = now_s
             _activate_or_end(g, c, w, op)
             continue
         if g.op_kind[op] == FLOW:
