@@ -134,6 +134,7 @@ class Workspace(NamedTuple):
     link_int: NDArray[np.int32]
     entry: NDArray[np.int32]
     links: NDArray[np.int32]
+    link_share: NDArray[np.float64]
 
 
 @kernel(allocates=True, entry=True)
@@ -160,4 +161,5 @@ def make_workspace(n_ops: int, n_chips: int, n_links: int, nnz: int) -> Any:
         link_int=np.zeros((n_links, 8), np.int32),
         entry=np.empty((nnz, 2), np.int32),
         links=np.empty(n_links, np.int32),
+        link_share=np.empty(n_links, np.float64),
     )

@@ -280,38 +280,59 @@ def _freeze_link(g, w, link, stamp, share, n_pending):
 
 
 @kernel
+def _sift_link(w, pos, n_open):
+    """Sink the link at ``pos`` of the heap of links ordered by share."""
+    link, share = w.links[pos], w.link_share[pos]
+    while True:
+        child = 2 * pos + 1
+        if child >= n_open:
+            break
+        if child + 1 < n_open and w.link_share[child + 1] < w.link_share[child]:
+            child += 1
+        if w.link_share[child] >= share:
+            break
+        w.links[pos], w.link_share[pos] = w.links[child], w.link_share[child]
+        pos = child
+    w.links[pos], w.link_share[pos] = link, share
+
+
+@kernel
 def _fill(g, w, stamp, n_affected, n_links):
-    """Fill the affected flows progressively; return the status (OK, ERR_NO_PROGRESS) and the number pending."""
+    """Fill the affected flows progressively; return the status (OK, ERR_NO_PROGRESS) and the number pending.
+
+    Links wait in a heap by the share they can give each unfrozen flow. Freezing flows below a link's share only
+    raises it, so a stale entry is too low and is put right when it comes to the top.
+    """
+    for pos in range(n_links):
+        link = w.links[pos]
+        w.link_share[pos] = w.link_real[link, RESIDUAL] / w.link_real[link, WEIGHT]
+    for pos in range(n_links // 2 - 1, -1, -1):
+        _sift_link(w, pos, n_links)
     n_left, n_open, n_pending = n_affected, n_links, 0
     floor = 0.0
     while n_left > 0:
-        share, tightest = np.inf, NONE
-        kept = 0
-        # Links without an unfrozen flow left move behind the open ones, so later rounds do not see them.
-        for i in range(n_open):
-            link = w.links[i]
-            if w.link_real[link, WEIGHT] > 0.5:
-                if tightest == NONE or w.link_real[link, RESIDUAL] < share * w.link_real[link, WEIGHT]:
-                    share, tightest = w.link_real[link, RESIDUAL] / w.link_real[link, WEIGHT], link
-                w.links[i] = w.links[kept]
-                w.links[kept] = link
-                kept += 1
-        n_open = kept
         if n_open == 0:
             return ERR_NO_PROGRESS, n_pending
-        w.count[N_LINK_VISITS] += n_open
-        # Rounding, or capacity that unaffected flows still hold, may leave less than was given before.
-        share = max(share, floor)
-        floor = share
-        bound = share * (1.0 + TIE_RTOL)
-        # Frozen whatever rounding says of it, so every round makes progress.
-        n_frozen, n_pending = _freeze_link(g, w, tightest, stamp, share, n_pending)
-        n_left -= n_frozen
-        for i in range(n_open):
-            link = w.links[i]
-            if w.link_real[link, WEIGHT] > 0.5 and w.link_real[link, RESIDUAL] <= bound * w.link_real[link, WEIGHT]:
-                n_frozen, n_pending = _freeze_link(g, w, link, stamp, share, n_pending)
-                n_left -= n_frozen
+        w.count[N_LINK_VISITS] += 1
+        link = w.links[0]
+        is_open = w.link_real[link, WEIGHT] > 0.5
+        if is_open:
+            share = w.link_real[link, RESIDUAL] / w.link_real[link, WEIGHT]
+            if share > w.link_share[0] * (1.0 + TIE_RTOL) and share > floor * (1.0 + TIE_RTOL):
+                w.link_share[0] = share
+                _sift_link(w, 0, n_open)
+                continue
+            # Equal up to rounding is equal; and rounding, or capacity that unaffected flows still hold, may leave
+            # less than was given before.
+            if share > floor * (1.0 + TIE_RTOL):
+                floor = share
+            n_frozen, n_pending = _freeze_link(g, w, link, stamp, floor, n_pending)
+            n_left -= n_frozen
+        # Done with: behind the open links, where the check still finds it.
+        n_open -= 1
+        w.links[0], w.link_share[0] = w.links[n_open], w.link_share[n_open]
+        w.links[n_open] = link
+        _sift_link(w, 0, n_open)
     return OK, n_pending
 
 
