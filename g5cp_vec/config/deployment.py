@@ -24,6 +24,10 @@ from g5cp_vec.errors import InfeasibleError
 __all__ = ["DTYPE_BITS", "Deployment", "Dtype", "build_deployment", "n_bytes"]
 
 
+# Far beyond any deployment; narrower for very wide models.
+MOST_TOKENS = 2**36
+
+
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
     """A feasible deployment; make one with :func:`build_deployment`, which checks.
@@ -72,6 +76,20 @@ class Deployment:
     ffn_dtype: str
     kv_dtype: str
     activation_dtype: str
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of all replicas at once for which every byte count of a step stays inside int64.
+
+        Bounds the widest moment of a layer in bits, the cache of all layers, and all layers' traffic of one kind.
+        """
+        model, attention, moe = self.model, self.model.attention, self.model.moe
+        qkv = attention.n_heads * (2 * attention.d_qk + attention.d_v)
+        routed = moe.top_k * model.hidden if moe else 0
+        widest = 16 * (2 * model.hidden + max(qkv, 2 * model.d_ff, routed))
+        cache = 4 * model.n_layers * attention.kv_elements(1)
+        traffic = model.n_layers * (8 * model.hidden + 4 * routed)
+        return min(MOST_TOKENS, 2**62 // max(widest, cache, traffic))
 
     @cached_property
     def digest(self) -> int:

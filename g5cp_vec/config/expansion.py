@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from g5cp_vec.config.grid import Grid
 
 VALID = -1
-# Tokens of all replicas at once; bytes of a whole step then stay inside int64 for any width a model may have.
-MOST_TOKENS = 2**36
 
 
 @dataclass(frozen=True)
@@ -188,8 +186,10 @@ def _reasons(
         texts = [f"cached_tokens = {cached} leaves no token of seq_len = {total} to prefill" for cached, total in pairs]
         code[idle] = np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int32)[pair_of.ravel()]
     replicas = np.array([0 if isinstance(d, str) else d.dp for d in deployments], dtype=np.float64)[deployment]
-    huge = np.flatnonzero((code == VALID) & (replicas * load["batch"] * seq_len > MOST_TOKENS))
+    most = np.array([1 if isinstance(d, str) else d.most_tokens for d in deployments], dtype=np.float64)[deployment]
+    huge = np.flatnonzero((code == VALID) & (replicas * load["batch"] * seq_len > most))
     if len(huge):
-        text = f"dp * batch * seq_len exceeds {MOST_TOKENS} tokens: exact byte counts would leave 64 bits"
-        code[huge] = codes.setdefault(text, len(codes))
+        limits, limit_of = np.unique(most[huge], return_inverse=True)
+        texts = [f"dp * batch * seq_len exceeds {int(m)} tokens: exact byte counts would leave 64 bits" for m in limits]
+        code[huge] = np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int32)[limit_of.ravel()]
     return code, list(codes)

@@ -22,6 +22,10 @@ _MLA_FIELDS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_d
 _Size = Annotated[int, Field(ge=0)]
 
 
+# Bytes of all weights at once then stay inside int64.
+MOST_PARAMETERS = 2**56
+
+
 class Attention(Frozen):
     """One layer's attention.
 
@@ -164,7 +168,19 @@ class Model(Record):
             raise ValueError(f"first_dense = {self.first_dense}: expected less than n_layers = {self.n_layers}")
         if self.has_dense_layers and not self.d_ff:
             raise ValueError("d_ff: expected an integer > 0, the model has dense layers")
+        if self._parameter_bound() > MOST_PARAMETERS:
+            raise ValueError(f"more than {MOST_PARAMETERS} parameters: exact byte counts would leave 64 bits")
         return self
+
+    def _parameter_bound(self) -> int:
+        """Return an upper bound of the number of parameters."""
+        a = self.attention
+        heads = a.n_heads * (a.d_qk + a.d_v) + 2 * a.n_kv_heads * a.d_qk
+        attention = (self.hidden + (a.q_lora_rank or 0) + a.kv_lora_rank) * (heads + a.kv_lora_rank + self.hidden)
+        ffn = 3 * self.hidden * self.d_ff
+        if self.moe is not None:
+            ffn += self.hidden * (self.moe.n_experts + 3 * self.moe.d_expert * (self.moe.n_experts + self.moe.n_shared))
+        return self.n_layers * (2 * attention + ffn) + 2 * self.vocab * self.hidden
 
     @cached_property
     def kinds(self) -> tuple[list[LayerKind], list[int]]:

@@ -106,7 +106,7 @@ def _add_moe(
         gathered = all_gather(
             b, moe_tp_chips, [moe_tp_form(router)], keys.message("ep_gather"), "ep", plan.collective
         )
-        tokens += [_from_expert_groups(ids, ranks.shape, ep, striding=False) for ids in gathered]
+        tokens = _distinct(tokens + [_from_expert_groups(ids, ranks.shape, ep, striding=False) for ids in gathered])
     received = tokens
     if ep > 1:
         arrived = direct_exchange(b, ep_chips, [ep_form(ids) for ids in tokens], keys.message("ep_dispatch"), "ep")

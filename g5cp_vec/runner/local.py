@@ -141,7 +141,9 @@ class LocalRunner:
             step_s = measures[:, MAKESPAN_S]
             columns = {
                 **self._common(s, step_s),
-                **results.simulated_columns(dep, template, measures, rows.duration_s),
+                **results.simulated_columns(
+                    dep, self.plan.networks[s.deployment], template, measures, rows.duration_s
+                ),
                 **results.traffic_columns(dep, template, rows.bytes, rows.capacity, step_s),
                 "n_ops": np.full(len(s.rows), template.n_ops),
                 "n_ops_simulated": simulated.n_ops[begin:end],

@@ -17,6 +17,7 @@ from g5cp_vec.cost.roofline import op_overhead_s
 from g5cp_vec.engine import measure
 from g5cp_vec.mapping.load import Load
 from g5cp_vec.mapping.memory import MemoryModel
+from g5cp_vec.mapping.network import Network
 from g5cp_vec.runner.schema import SCHEMA
 from g5cp_vec.runner.template import TRAFFIC, Template, busiest_link, most_sent
 
@@ -75,14 +76,14 @@ def step_columns(dep: Deployment, load: Load, step_s: NDArray[np.float64]) -> Co
     return {
         phase_column: step_s,
         "step_s": step_s,
-        "padded_seq_len": load.context + 0 * load.batch,
+        "padded_seq_len": (load.context if dep.phase == "prefill" else load.cached) + 0 * load.batch,
         "mfu": totals.sum(axis=0) / (step_s * dep.n_chips * peaks),
         "tokens_per_s_per_chip": new_tokens / step_s / dep.n_chips,
     }
 
 
 def simulated_columns(
-    dep: Deployment, template: Template, measures: NDArray[np.float64], duration_s: NDArray[np.float64]
+    dep: Deployment, network: Network, template: Template, measures: NDArray[np.float64], duration_s: NDArray[np.float64]
 ) -> Columns:
     """Read the times of the reported rank off the engine's measures, shape (n_points, N_MEASURES), and the op durations."""
     chip = measures[:, measure.CHIP].astype(np.int64)
@@ -91,10 +92,12 @@ def simulated_columns(
         result: NDArray[np.float64] = (template.computes[which][chip] * duration_s).sum(axis=1)
         return result
 
+    # A slow chip stretches the fixed costs of its ops too.
+    speed = np.asarray(network.rates())[network.chip_rate[template.chips[chip]]]
     columns = {
         "compute_s": busy("all"),
         "attention_s": busy("attention"),
-        "overhead_s": template.computes["all"][chip].sum(axis=1) * op_overhead_s(dep),
+        "overhead_s": template.computes["all"][chip].sum(axis=1) * op_overhead_s(dep) / speed,
         **_overlap(measures[:, measure.COMM_S], measures[:, measure.EXPOSED_COMM_S]),
     }
     if dep.phase == "prefill" and dep.cp > 1:

@@ -224,7 +224,8 @@ def busiest_link(
     if len(links) == 0:
         return [None] * len(step_s), np.full(len(step_s), np.nan)
     network = template.structure.network
-    use = (message_bytes @ messages.T) / (capacity[:, network.link_capacity[links]] * step_s[:, None])
+    # In floats: a link may carry more bytes than an int64 holds.
+    use = (message_bytes.astype(np.float64) @ messages.T.astype(np.float64)) / (capacity[:, network.link_capacity[links]] * step_s[:, None])
     worst = use.argmax(axis=1)
     value = use[np.arange(len(use)), worst]
     names = [network.link_name(int(link)) for link in links]
