@@ -22,7 +22,7 @@ from g5cp_vec.mapping.graph import REASON
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.network import build_network
 from g5cp_vec.mapping.structure import build_structure, structure_key
-from g5cp_vec.runner.local import simulate_point
+from g5cp_vec.runner.simulate import simulate_point
 from g5cp_vec.runner.template import Template
 
 

@@ -14,7 +14,7 @@ from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.network import build_network
 from g5cp_vec.mapping.reduce import Run, find_runs
 from g5cp_vec.mapping.structure import build_structure
-from g5cp_vec.runner.local import simulate_point, simulate_rows
+from g5cp_vec.runner.simulate import simulate_point, simulate_rows
 from g5cp_vec.runner.template import Fold, Template
 
 JITTER = 1e-11  # relative change of every duration and bandwidth by which amplification is measured

@@ -9,12 +9,18 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba import config as _numba_config
+
+try:
+    import fcntl
+except ImportError:  # no such locks on Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def _cache_root() -> Path:
@@ -40,9 +46,38 @@ def _cache_dir() -> Path:
 CACHE_DIR = _cache_dir()
 
 
+# Written when every kernel of exactly these sources is on disk.
+_COMPLETE = CACHE_DIR / "complete"
+
+
 def is_compiled() -> bool:
-    """Return whether compiled kernels of exactly these sources are already on disk."""
-    return any(CACHE_DIR.rglob("*.nbi"))
+    """Return whether there is nothing left to compile."""
+    return bool(_numba_config.DISABLE_JIT) or _COMPLETE.exists()
+
+
+@contextmanager
+def compiling() -> Iterator[bool]:
+    """Let one process at a time compile; yield whether it still has to.
+
+    Several processes that write one numba cache at once have crashed (numba issues 4807 and 10128). A cache folder
+    that cannot be written or locked is no error: the process compiles for itself.
+    """
+    try:
+        CACHE_DIR.mkdir(parents=True, exist_ok=True)
+        lock = (CACHE_DIR / "lock").open("w")
+    except OSError:
+        yield True
+        return
+    with lock:
+        with suppress(OSError):
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_compiled():
+            yield False
+            return
+        yield True
+        with suppress(OSError):
+            _COMPLETE.touch()
 
 
 def kernel(

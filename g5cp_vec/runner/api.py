@@ -16,6 +16,7 @@ from g5cp_vec.runner.local import LocalRunner
 from g5cp_vec.runner.plan import Plan, build_plan
 from g5cp_vec.runner.schema import SCHEMA
 from g5cp_vec.runner.store import Store
+from g5cp_vec.runner.warm import warm
 
 GridLike = str | Path | Mapping[str, Any]
 
@@ -120,6 +121,7 @@ def run_sweep(
     if fidelity not in ("exact", "full"):
         raise ConfigError(f"fidelity: expected exact or full, got {fidelity!r}")
     expansion, plan = expand_and_plan(checked, fidelity, audit)
+    warm()
     on_plan(expansion, plan)
     n_rows_of_part = [sum(batch.n_rows for batch in part) for part in plan.parts]
     contents = {"grid": checked.canonical(), "audit": audit, "fidelity": fidelity}
@@ -159,5 +161,6 @@ def run_point(point: GridLike, *, fidelity: str = "exact") -> Result:
     if expansion.reasons:
         raise InfeasibleError(f"{point if isinstance(point, str | Path) else '<mapping>'}: {expansion.reasons[0]}")
     plan = build_plan(expansion, fidelity, "all")
+    warm()
     runner = LocalRunner(expansion, plan, fidelity)
     return Result(runner.run_part(plan.parts[0]).row(0, named=True))

@@ -17,6 +17,7 @@ from g5cp_vec.engine.csr import count_predecessors, drop_repeated, group_by, ord
 from g5cp_vec.engine.schedule import simulate
 from g5cp_vec.errors import ConfigError
 from g5cp_vec.runner.status import raise_for_status
+from g5cp_vec.runner.warm import warm
 
 
 class Replay(NamedTuple):
@@ -230,6 +231,7 @@ def _read_deps(check: _Checker, deps: list[Any], n_ops: int) -> tuple[NDArray[np
 
 def replay_workload(workload: str | Path | Mapping[str, Any]) -> Replay:
     """Simulate a workload given as a path or as the parsed mapping; see `compile_workload`."""
+    warm()
     if isinstance(workload, str | Path):
         graph, costs = compile_workload(read_workload(workload), str(workload))
         source = str(workload)
