@@ -11,6 +11,7 @@ in the order of the chips given.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -135,7 +136,7 @@ class CostKeys:
 
 
 def _flat(parts: Sequence[ArrayLike], dtype: type = np.int32) -> NDArray[Any]:
-    return np.concatenate([np.ravel(p) for p in parts]).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
 
 
 class BlockBuilder:
@@ -147,20 +148,22 @@ class BlockBuilder:
         self.n_prio = 0
         self._ops: list[tuple[Ids, Ids, Ids, int, int, int, int]] = []
         self._routes: list[tuple[NDArray[np.int64], Ids, Ids]] = []
+        # Steps of a ring send along the same pairs of chips, given as the same arrays.
+        self._known_pairs: dict[tuple[int, int], tuple[Ids, Ids, tuple[Ids, Ids, NDArray[np.int64], Ids, Ids]]] = {}
         self._pred: list[Ids] = []
         self._succ: list[Ids] = []
         self._entry: tuple[list[Ids], list[Ids]] = ([], [])
         self._exit: tuple[list[Ids], list[Ids]] = ([], [])
 
     def _new_ids(self, shape: tuple[int, ...]) -> Ids:
-        n = int(np.prod(shape))
+        n = math.prod(shape)
         ids = np.arange(self.n_ops, self.n_ops + n, dtype=np.int32).reshape(shape)
         self.n_ops += n
         return ids
 
     def compute(self, chips: Ids, cost: int, reason: str, step: int = 0) -> Ids:
         """Add one compute op per chip, next in every chip's program order; ``cost`` is that at full speed."""
-        flat = np.ravel(chips)
+        flat = chips.ravel()
         costs = np.int32(cost) + self.network.chip_rate[flat]
         self._ops.append((flat, flat, costs, COMPUTE, self.n_prio, REASON[reason], step))
         none = np.zeros(0, np.int32)
@@ -170,28 +173,35 @@ class BlockBuilder:
 
     def flow(self, src: Ids, dst: Ids, cost: int, reason: str, step: int = 0) -> Ids:
         """Add one flow per pair of chips, along the network's route."""
-        flat_src, flat_dst = np.ravel(src), np.ravel(dst)
-        routes = self.network.routes(flat_src, flat_dst)
+        known = self._known_pairs.get((id(src), id(dst)))
+        if known is None:
+            flat_src, flat_dst = src.ravel(), dst.ravel()
+            routes = self.network.routes(flat_src, flat_dst)
+            pairs = (flat_src, flat_dst, np.diff(routes.indptr), routes.links, routes.latency)
+            # The arrays are kept, so that their ids stay theirs.
+            known = self._known_pairs[id(src), id(dst)] = (src, dst, pairs)
+        flat_src, flat_dst, length, links, latency = known[2]
         costs = np.full(len(flat_src), cost, np.int32)
         self._ops.append((flat_src, flat_dst, costs, FLOW, 0, REASON[reason], step))
-        self._routes.append((np.diff(routes.indptr), routes.links, routes.latency))
+        self._routes.append((length, links, latency))
         return self._new_ids(src.shape)
 
     def edge(self, preds: Ids, succs: Ids) -> None:
         """Let ``succs[i]`` wait for ``preds[i]`` (shapes are broadcast against each other)."""
-        preds, succs = np.broadcast_arrays(preds, succs)
-        self._pred.append(np.ravel(preds))
-        self._succ.append(np.ravel(succs))
+        if preds.shape != succs.shape:
+            preds, succs = np.broadcast_arrays(preds, succs)
+        self._pred.append(preds.ravel())
+        self._succ.append(succs.ravel())
 
     def entry(self, ops: Ids, chips: Ids) -> None:
         """Declare ops that wait for what the block before delivers to their chip."""
-        self._entry[0].append(np.ravel(chips))
-        self._entry[1].append(np.ravel(ops))
+        self._entry[0].append(chips.ravel())
+        self._entry[1].append(ops.ravel())
 
     def exit(self, ops: Ids, chips: Ids) -> None:
         """Declare ops whose ends deliver this block's result to a chip."""
-        self._exit[0].append(np.ravel(chips))
-        self._exit[1].append(np.ravel(ops))
+        self._exit[0].append(chips.ravel())
+        self._exit[1].append(ops.ravel())
 
     def build(self) -> Block:
         """Return the block."""
