@@ -61,6 +61,23 @@ def heap_set(w, op, key_s):
 
 
 @kernel
+def heap_put(w, op, key_s):
+    """Insert or re-time ``op`` without keeping the order; `heap_order` must follow. For when most entries move."""
+    pos = w.op_int[op, HEAP_POS]
+    if pos == NONE:
+        pos = w.count[HEAP_N]
+        w.count[HEAP_N] = pos + 1
+    _place(w, pos, op, key_s)
+
+
+@kernel
+def heap_order(w):
+    """Put the whole heap in order, O(n)."""
+    for pos in range(w.count[HEAP_N] // 2 - 1, -1, -1):
+        _sift_down(w, pos, w.heap[pos], w.heap_key_s[pos])
+
+
+@kernel
 def _remove(w, op):
     pos = w.op_int[op, HEAP_POS]
     w.op_int[op, HEAP_POS] = NONE
@@ -109,6 +126,5 @@ def take_due(w, limit_s, out):
             _place(w, kept, op, w.heap_key_s[pos])
             kept += 1
     w.count[HEAP_N] = kept
-    for pos in range(kept // 2 - 1, -1, -1):
-        _sift_down(w, pos, w.heap[pos], w.heap_key_s[pos])
+    heap_order(w)
     return n_due

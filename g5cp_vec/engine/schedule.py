@@ -46,13 +46,15 @@ from g5cp_vec.engine.arrays import (
     STAMP,
     USED,
 )
-from g5cp_vec.engine.heap import heap_set, take_due
+from g5cp_vec.engine.heap import heap_order, heap_put, heap_set, take_due
 from g5cp_vec.engine.maxmin import commit_rate, link_flow, solve_rates, unlink_flow
 
 # Two event times are one instant when they agree to this.
 INSTANT_RTOL = 1e-12
 # A rate that moved by less than a few roundings keeps its old value, and with it the flow's end.
 RATE_RTOL = 1e-14
+# Share of the heap, one in so many, from which ends are moved in bulk.
+BULK = 6
 # ``since_s`` of a flow whose latency has not passed yet.
 WAITING = -1.0
 
@@ -188,7 +190,7 @@ def _settle(g, c, w, now_s, out_start, out_finish):
 
 
 @kernel
-def _set_rate(g, w, op, now_s):
+def _set_rate(g, w, op, now_s, in_bulk):
     """Give a flow its new rate, account for what it moved at the old one, and move its end."""
     old = w.op_real[op, RATE]
     new = w.op_real[op, NEW_RATE]
@@ -199,7 +201,11 @@ def _set_rate(g, w, op, now_s):
     w.op_real[op, REMAINING] -= old * (now_s - w.op_real[op, SINCE_S])
     w.op_real[op, SINCE_S] = now_s
     commit_rate(g, w, op)
-    heap_set(w, op, now_s + max(w.op_real[op, REMAINING], 0.0) / new)
+    end_s = now_s + max(w.op_real[op, REMAINING], 0.0) / new
+    if in_bulk:
+        heap_put(w, op, end_s)
+    else:
+        heap_set(w, op, end_s)
 
 
 @kernel
@@ -213,12 +219,16 @@ def _update_rates(g, c, w, now_s):
     status, n_affected = solve_rates(g, w, c.capacity_bytes_per_s)
     if status != OK:
         return status
+    # When many ends move, ordering them once costs less than moving each.
+    in_bulk = BULK * n_affected > w.count[HEAP_N]
     for i in range(n_affected):
-        _set_rate(g, w, w.affected[i], now_s)
+        _set_rate(g, w, w.affected[i], now_s, in_bulk)
     for i in range(w.count[N_ADDED]):
         op = w.added[i]
         if w.op_real[op, RATE] == 0.0:
-            _set_rate(g, w, op, now_s)
+            _set_rate(g, w, op, now_s, in_bulk)
+    if in_bulk:
+        heap_order(w)
     w.count[N_ADDED] = 0
     w.count[N_REMOVED] = 0
     return OK
