@@ -126,6 +126,50 @@ def test_reduced_equals_full_at_random(model, topology, phase, tp, cp, pp, dp, e
     assert_reduced_equals_full(*prepared)
 
 
+MACHINES = {
+    "torus": 'kind = "torus"\ndims = [4, 2, 2]\nlink_bandwidth_gbytes_per_s = 90.0\nlatency_us = 1.0\n',
+    "full mesh": 'kind = "full_mesh"\nlink_bandwidth_gbytes_per_s = 50.0\nlatency_us = 1.0\n',
+    "ring": 'kind = "ring"\nlink_bandwidth_gbytes_per_s = 100.0\nlatency_us = 1.0\n',
+    "graph": (
+        'kind = "graph"\nn_chips = 16\n'
+        + "".join(
+            f'[[link]]\nfrom = {chip}\nto = "leaf{chip // 4}"\nbandwidth_gbytes_per_s = 100.0\nlatency_us = 1.0\n'
+            for chip in range(16)
+        )
+        + "".join(
+            f'[[link]]\nfrom = "leaf{leaf}"\nto = "spine"\nbandwidth_gbytes_per_s = 200.0\nlatency_us = 1.0\n'
+            for leaf in range(4)
+        )
+    ),
+}
+SWITCH = 'kind = "switch"\nchip_bandwidth_gbytes_per_s = 450.0\nlatency_us = 2.0\n'
+FAULTS = {
+    "none": "",
+    "straggler": "[[degrade]]\nchip = 5\nfactor = 0.8\n",
+    "two stragglers": "[[degrade]]\nchip = [2, 10]\nfactor = 0.5\n",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("machine", [*MACHINES, "switch"])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_reduced_equals_full_on_every_machine(machine, fault, phase, tmp_path):
+    path = tmp_path / "machine.toml"
+    path.write_text(MACHINES.get(machine, SWITCH) + FAULTS[fault])
+    prepared = prepare(model="llama-3.1-8b", topology=str(path), n_chips=16, tp=2, cp=4, phase=phase, seq_len="16K")
+    assert_reduced_equals_full(*prepared)
+
+
+@pytest.mark.parametrize("link", ["chip3.up", "chip*.down", "chip7.*"])
+def test_reduced_equals_full_with_a_degraded_link(link, tmp_path):
+    path = tmp_path / "machine.toml"
+    path.write_text(SWITCH + f'[[degrade]]\nlink = "{link}"\nfactor = 0.25\n')
+    prepared = prepare(model="deepseek-v3-671b", topology=str(path), n_chips=16, tp=2, cp=4, ep=4, seq_len="4K")
+    reduced = assert_reduced_equals_full(*prepared)
+    # One bad link tells ranks apart; all links equally bad do not.
+    assert (len(reduced.chips) == 1) == (link == "chip*.down")
+
+
 def test_symmetric_deployment_is_one_class():
     structure, _ = prepare(**CASES["symmetric switch"])
     reduced = Template(structure, reduced=True)
