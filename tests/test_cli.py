@@ -279,5 +279,3 @@ def test_closed_pipe_is_quiet(tmp_path):
             process.stdout.close()
             assert b"Traceback" not in process.stderr.read()
         assert process.returncode == 141
-
-

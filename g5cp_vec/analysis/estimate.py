@@ -97,4 +97,3 @@ def _ops(expansion: Expansion, fidelity: str) -> NDArray[np.int64]:
         ],
         np.int64,
     )
-

@@ -103,7 +103,7 @@ def validate_sweep(folder: str | Path) -> Validation:
     # A KPI that is null in an audited row was lost by the audit itself.
     lost = audited.filter(pl.any_horizontal(pl.col(KPIS).fill_null(-1) != 0)).select("row", "point_id", *KPIS)
     broken = [
-        simulated.filter(~rule.fill_null(True)).select("row", "point_id", rule=pl.lit(name))
+        simulated.filter(~rule.fill_null(False)).select("row", "point_id", rule=pl.lit(name))
         for name, rule in _RULES.items()
     ]
     pairs = cp_pairs(simulated)

@@ -51,6 +51,8 @@ class Expansion:
         Why points are invalid, each reason once.
     deployment_keys : polars.DataFrame
         The keys of each deployment, in the order of `deployments`.
+    fingerprints : list of tuple of str
+        Contents (hashed) of the model, chip, topology and runtime of each deployment.
     """
 
     deployments: list[Deployment | str]
@@ -62,6 +64,7 @@ class Expansion:
     reason_code: npt.NDArray[np.int32]
     reasons: list[str]
     deployment_keys: pl.DataFrame
+    fingerprints: list[tuple[str, ...]]
 
     def __len__(self) -> int:
         return len(self.row)
@@ -114,7 +117,7 @@ def expand(grid: Grid) -> Expansion:
     at = np.flatnonzero(used)
     places = {key: _coordinate(at, choices, key) for key in choices}
     written = written_frame(grid, DEPLOYMENT_KEYS, len(at), places)
-    deployments = _deployments(grid, list(choices), used)
+    deployments, fingerprints = _deployments(grid, list(choices), used)
     load = {key: _load(grid, key, row, sizes) for key in LOAD_KEYS}
     is_prefill = (written["phase"] == "prefill").to_numpy()[deployment]
     reason_code, reasons = _reasons(deployments, deployment, is_prefill, load)
@@ -125,6 +128,7 @@ def expand(grid: Grid) -> Expansion:
         reason_code=reason_code,
         reasons=reasons,
         deployment_keys=without_ignored(grid, written),
+        fingerprints=fingerprints,
         **load,
     )
 
@@ -152,21 +156,25 @@ def _load(grid: Grid, key: str, row: npt.NDArray[np.int64], sizes: Mapping[str, 
     return np.asarray(grid.axes[key], dtype=np.int64)[_coordinate(row, sizes, key)]
 
 
-def _deployments(grid: Grid, choices: Sequence[str], used: npt.NDArray[np.bool_]) -> list[Deployment | str]:
-    """Build each combination that some row uses; a reason stands in for one that cannot be."""
+def _deployments(
+    grid: Grid, choices: Sequence[str], used: npt.NDArray[np.bool_]
+) -> tuple[list[Deployment | str], list[tuple[str, ...]]]:
+    """Build each combination that some row uses, a reason for one that cannot be; and what its files contain."""
     fixed = {key: value for key, value in grid.fixed.items() if key not in LOAD_KEYS}
     combinations = itertools.product(*(grid.axes[key] for key in choices))
     built: list[Deployment | str] = []
+    fingerprints: list[tuple[str, ...]] = []
     for combination in itertools.compress(combinations, used):
         values: dict[str, Any] = {**fixed, **dict(zip(choices, combination, strict=True))}
         values["runtime"] = values["runtime"] or grid.runtime_name(values["topology"], values["chip"])
         for key in ("model", "chip", "topology", "runtime"):
             values[key] = grid.objects[key, values[key]]
+        fingerprints.append(tuple(values[key].fingerprint for key in ("model", "chip", "topology", "runtime")))
         try:
             built.append(build_deployment(values))
         except InfeasibleError as error:
             built.append(str(error))
-    return built
+    return built, fingerprints
 
 
 def _reasons(

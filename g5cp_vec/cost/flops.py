@@ -124,8 +124,10 @@ def _moe_parts(dep: Deployment, load: Load) -> OpParts:
     rows, _ = expert_rows(dep, load)
     received = dep.ep * rows
     # Uniform routing spreads the rows over all local experts: no more are read than there are rows.
-    touched = np.minimum(received, moe.n_experts // dep.ep) if isinstance(received, np.ndarray) else min(
-        received, moe.n_experts // dep.ep
+    touched = (
+        np.minimum(received, moe.n_experts // dep.ep)
+        if isinstance(received, np.ndarray)
+        else min(received, moe.n_experts // dep.ep)
     )
     parts = {
         "router": [norm, _gemm(dep, "router", tokens, dep.model.hidden, moe.n_experts, dep.activation_dtype)],
@@ -189,11 +191,13 @@ def _kv_up(dep: Deployment, rows: Count, kind: LayerKind) -> Part:
 def _per_head(dep: Deployment, flop_class: str, tokens: Count, heads: int, k: int, n: int) -> Part:
     """One small GEMM per head (the absorbed halves of kv_b_proj)."""
     part = _gemm(dep, flop_class, tokens * heads, k, n, dep.dtype)
-    return Part(part.flop_class, part.unit, part.flops, part.bytes + (heads - 1) * n_bytes(k * n, dep.dtype), part.dtype)
+    return Part(
+        part.flop_class, part.unit, part.flops, part.bytes + (heads - 1) * n_bytes(k * n, dep.dtype), part.dtype
+    )
 
 
 def _prefill_attention(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
-    """The whole attention at cp = 1; one of cp equal ring steps otherwise (a cp^2-th of the FLOPs each)."""
+    """Count the whole attention at cp = 1; one of cp equal ring steps otherwise (a cp^2-th of the FLOPs each)."""
     attention, cp = kind.attention, dep.cp
     heads, kv_heads = attention.n_heads // dep.tp, attention.kv_heads(dep.tp)
     if attention.kind == "mla":

@@ -22,7 +22,7 @@ def part_seconds(dep: Deployment, part: Part) -> Any:
 
 
 def op_overhead_s(dep: Deployment) -> float:
-    """Fixed cost of one compute op under the deployment's runtime (s)."""
+    """Return the fixed cost of one compute op under the deployment's runtime (s)."""
     runtime = dep.runtime
     return runtime.prefill_op_overhead_s if dep.phase == "prefill" else runtime.decode_op_overhead_s
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding
 import numba
 from numba import config as _numba_config
 
@@ -24,7 +26,7 @@ except ImportError:  # no such locks on Windows
 
 
 def _cache_root() -> Path:
-    """Where compiled code lives: ``NUMBA_CACHE_DIR``, else the user's cache folder, else a private temporary one."""
+    """Where compiled code lives: ``NUMBA_CACHE_DIR``, the user's cache folder, or one that only this process knows."""
     if os.environ.get("NUMBA_CACHE_DIR"):
         return Path(os.environ["NUMBA_CACHE_DIR"])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "g5cp_vec"
@@ -33,11 +35,13 @@ def _cache_root() -> Path:
         usable = os.access(root, os.W_OK)
     except OSError:
         usable = False
-    return root if usable else Path(tempfile.gettempdir()) / f"g5cp_vec-{os.getuid()}"
+    # Compiled code is loaded and run, so it may not lie where others could have put it.
+    return root if usable else Path(tempfile.mkdtemp(prefix="g5cp_vec-"))
 
 
 def _cache_dir() -> Path:
-    digest = hashlib.sha256(numba.__version__.encode())
+    # Compiled code is for one numba, one Python and one processor.
+    digest = hashlib.sha256(f"{numba.__version__} {sys.version} {llvmlite.binding.get_host_cpu_name()}".encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     return _cache_root() / digest.hexdigest()[:16]
@@ -80,9 +84,7 @@ def compiling() -> Iterator[bool]:
             _COMPLETE.touch()
 
 
-def kernel(
-    function: Callable[..., Any] | None = None, *, allocates: bool = False, entry: bool = False
-) -> Any:
+def kernel(function: Callable[..., Any] | None = None, *, allocates: bool = False, entry: bool = False) -> Any:
     """Compile ``function`` under the policy of this package (lazy, cached, GIL released, numpy errors).
 
     Parameters

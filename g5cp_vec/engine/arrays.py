@@ -34,8 +34,7 @@ N_SOLVES = 7
 N_LINK_VISITS = 8
 STAMP = 9
 N_OPENINGS = 10
-IS_DIRTY = 11
-N_COUNTERS = 12
+N_COUNTERS = 11
 
 # Columns of ``op_real`` and ``op_int``: what belongs to one flow lies on one cache line or two.
 RATE, NEW_RATE, REMAINING, SINCE_S = range(4)
@@ -105,7 +104,11 @@ class Costs(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Scratch of one simulation, reusable for every row of a graph; see `make_workspace` for the shapes.
+    """Scratch of one simulation, see `make_workspace` for the shapes.
+
+    A simulation that ends with OK leaves it clean for the next row of its graph; after a failure make another.
+    Rows of two-dimensional arrays are padded to 32 or 64 bytes, so that none straddles a cache line. Stamps count
+    rate solutions and stay below 2**31 for any number of rows that one workspace is used for.
 
     ``op_real`` holds RATE and REMAINING (bytes at SINCE_S) of a flow and the NEW_RATE being found; ``op_int`` its
     place in the heap, its BOTTLENECK link, and its neighbours in the list of flows with the same bottleneck.
@@ -137,6 +140,21 @@ class Workspace(NamedTuple):
     link_share: NDArray[np.float64]
 
 
+@kernel(allocates=True)
+def _clean_ops(n_ops: int) -> Any:
+    op_int = np.zeros((n_ops, 8), np.int32)
+    op_int[:, HEAP_POS] = NONE
+    return op_int
+
+
+@kernel(allocates=True)
+def _clean_links(n_links: int) -> Any:
+    link_int = np.zeros((n_links, 8), np.int32)
+    link_int[:, HEAD] = NONE
+    link_int[:, MATE_HEAD] = NONE
+    return link_int
+
+
 @kernel(allocates=True, entry=True)
 def make_workspace(n_ops: int, n_chips: int, n_links: int, nnz: int) -> Any:
     """Allocate the scratch of one simulation (O(n_ops + n_chips + n_links + nnz) bytes)."""
@@ -151,14 +169,14 @@ def make_workspace(n_ops: int, n_chips: int, n_links: int, nnz: int) -> Any:
         affected=np.empty(n_ops, np.int32),
         pending=np.empty(n_ops, np.int32),
         op_real=np.zeros((n_ops, 4), np.float64),
-        op_int=np.full((n_ops, 8), NONE, np.int32),
+        op_int=_clean_ops(n_ops),
         running=np.full(n_chips, NONE, np.int32),
         ready=np.empty(n_ops, np.int32),
         n_ready=np.zeros(n_chips, np.int32),
         touched=np.empty(n_chips, np.int32),
         is_touched=np.zeros(n_chips, np.int8),
         link_real=np.zeros((n_links, 8), np.float64),
-        link_int=np.zeros((n_links, 8), np.int32),
+        link_int=_clean_links(n_links),
         entry=np.empty((nnz, 2), np.int32),
         links=np.empty(n_links, np.int32),
         link_share=np.empty(n_links, np.float64),

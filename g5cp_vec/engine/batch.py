@@ -33,7 +33,7 @@ def run_row(g, t, c, w, start_s, finish_s, windows_s, scratch, out, info):
 
 @kernel(allocates=True, entry=True)
 def run_rows(g, t, duration_s, bytes_, latency_s, capacity, worker, n_workers, out, out_events, out_status):
-    """Simulate and measure rows ``worker``, ``worker + n_workers``, …
+    """Simulate and measure every ``n_workers``-th row from row ``worker`` on.
 
     Parameters
     ----------
@@ -57,3 +57,5 @@ def run_rows(g, t, duration_s, bytes_, latency_s, capacity, worker, n_workers, o
         out_status[row, 0] = run_row(g, t, c, w, start_s, finish_s, windows_s, scratch, out[row], info)
         out_status[row, 1] = info[0]
         out_events[row] = w.count[N_EVENTS]
+        if out_status[row, 0] > OK:
+            return  # the workspace is not clean; the caller gives up anyway

@@ -1,12 +1,13 @@
-"""Repeated layers: is a short chain already periodic, and what follows for the long one?
+"""Repeated layers: whether a short chain is periodic already, and what follows for the long one.
 
 A run of R equal units is simulated with K < R of them. Let t_a and t_b be the first starts of units K-2 and K-1. If
 the state at t_b is the state at t_a moved by one unit and by P = t_b - t_a, then so is every later state of a longer
 run until its end comes into sight, and the end is the same for both: T(R) = T(K) + (R - K) P, exactly.
 
-The states are equal when, over the past that decides them (back to the start of the oldest op in flight at t_a),
-every op and its image one unit later started and ended P apart, the same ops have started and ended, nothing from
-before the run is left and nothing from after it has begun. All comparisons are to 1e-12 of the period.
+The states are equal when, over the past that decides them (back to the start of the oldest op in flight at t_a, and
+to its image before t_b), every op and its image one unit later started and ended P apart, the same ops have started
+and ended, nothing from before the run is left and nothing from after it has begun. All comparisons are to 1e-12 of
+the period.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ def is_periodic(start_s, finish_s, run, out_window_s):
         has_started, has_ended = start_s[op] <= a_s + eps_s, finish_s[op] <= a_s + eps_s
         if has_started != (start_s[image] <= b_s + eps_s) or has_ended != (finish_s[image] <= b_s + eps_s):
             return False
-        if has_started and finish_s[op] >= oldest_s - eps_s:
+        # Either of the two may reach into the past that decides.
+        decides = finish_s[op] >= oldest_s - eps_s or finish_s[image] >= oldest_s + period_s - eps_s
+        if has_started and decides:
             if abs(start_s[image] - start_s[op] - period_s) > eps_s:
                 return False
             if has_ended and abs(finish_s[image] - finish_s[op] - period_s) > eps_s:
@@ -90,7 +93,7 @@ def is_periodic(start_s, finish_s, run, out_window_s):
 
 @kernel(allocates=True, entry=True)
 def unfold(times_s, runs, windows_s, n_ops_full):
-    """Times of the whole chain from those of the short one.
+    """Derive the times of the whole chain from those of the short one.
 
     The long run is the short one up to t_b, then the window (t_a, t_b] over and over, then the rest of the short one.
     So of an op's copies, those up to the last one at or before t_b keep their times, that one is repeated a period

@@ -29,10 +29,6 @@ from g5cp_vec.engine.arrays import (
     MATE_HEAD,
     MATE_NEXT,
     MATE_PREV,
-    NEW_BOTTLENECK,
-    NEW_RATE,
-    NEXT,
-    NONE,
     N_ADDED,
     N_FLOWS,
     N_LINK_VISITS,
@@ -42,6 +38,10 @@ from g5cp_vec.engine.arrays import (
     N_REMOVED,
     N_SOLVES,
     N_UPDATES,
+    NEW_BOTTLENECK,
+    NEW_RATE,
+    NEXT,
+    NONE,
     OK,
     OP_STAMP,
     PREV,
@@ -359,7 +359,7 @@ def solve_rates(g, w, capacity):
     ----------
     g : Graph
     w : Workspace
-        ``rate`` holds the previous allocation; ``new_rate`` and ``new_bottleneck`` of the affected flows are written,
+        RATE holds the previous allocation; NEW_RATE and NEW_BOTTLENECK of the affected flows are written,
         the first ``n`` of ``affected`` name them (new flows that share nothing are solved but not listed).
         `commit_rate` makes them the current ones.
     capacity : ndarray of float64, shape (n_capacity_ids,)

@@ -211,7 +211,8 @@ def _peak_blocks(g, t, start_s, finish_s, chip, held_from, held_to, out):
     _sort(held_to, n)
     released = 0
     for taken in range(n):
-        while held_to[released] <= held_from[taken]:
+        # A block held for no time is released as it is taken.
+        while released < taken and held_to[released] <= held_from[taken]:
             released += 1
         out[PEAK_RING_BLOCKS] = max(out[PEAK_RING_BLOCKS], taken + 1 - released)
 
@@ -251,9 +252,7 @@ def measure(g, t, start_s, finish_s, windows_s, scratch, out):
         from_s, to_s, weight = 0.0, np.inf, 1.0
         if r >= 0:
             from_s, to_s, weight = windows_s[r, 0], windows_s[r, 1], float(t.runs[r, RUN_EXTRA])
-        _union_and_exposed(
-            scratch[0], scratch[1], n_comm, scratch[2], scratch[3], n_busy, from_s, to_s, weight, out
-        )
+        _union_and_exposed(scratch[0], scratch[1], n_comm, scratch[2], scratch[3], n_busy, from_s, to_s, weight, out)
         if t.has_ring:
             _measure_ring_steps(g, t, start_s, finish_s, chip, from_s, to_s, weight, out)
             _measure_ring_flows(t, start_s, finish_s, chip, from_s, to_s, weight, out)

@@ -18,33 +18,25 @@ from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import (
     COMPUTE,
     ERR_CYCLE,
-    ERR_NOT_FINITE,
     ERR_NO_PROGRESS,
+    ERR_NOT_FINITE,
     FLOW,
-    HEAD,
     HEAP_N,
-    HEAP_POS,
-    IS_DIRTY,
-    MATE_HEAD,
-    NEW_RATE,
-    NONE,
     N_ADDED,
     N_COUNTERS,
     N_DONE,
     N_EVENTS,
-    N_FLOWS,
-    N_MATES,
     N_OPENINGS,
     N_QUEUE,
     N_REMOVED,
     N_TOUCHED,
-    N_UPDATES,
+    NEW_RATE,
+    NONE,
     OK,
     RATE,
     REMAINING,
     SINCE_S,
     STAMP,
-    USED,
 )
 from g5cp_vec.engine.heap import heap_order, heap_put, heap_set, take_due
 from g5cp_vec.engine.maxmin import commit_rate, link_flow, solve_rates, unlink_flow
@@ -55,7 +47,7 @@ INSTANT_RTOL = 1e-12
 RATE_RTOL = 1e-14
 # Share of the heap, one in so many, from which ends are moved in bulk.
 BULK = 6
-# ``since_s`` of a flow whose latency has not passed yet.
+# ``SINCE_S`` of a flow whose latency has not passed yet.
 WAITING = -1.0
 
 
@@ -116,7 +108,7 @@ def _push_ended(w, op):
 
 @kernel
 def _activate_or_end(g, c, w, op):
-    """A flow whose latency has passed moves its bytes, or ends when there is nothing to move."""
+    """Let a flow whose latency has passed move its bytes, or end it when there is nothing to move."""
     if c.bytes[g.op_cost[op]] == 0.0 or g.route_indptr[op] == g.route_indptr[op + 1]:
         _push_ended(w, op)
     else:
@@ -179,7 +171,7 @@ def _dispatch(g, c, w, now_s, out_start):
 
 @kernel
 def _settle(g, c, w, now_s, out_start, out_finish):
-    """Carry the instant to its fixpoint: ends, choices, ends of zero-second computes, choices, …"""
+    """Carry the instant to its fixpoint: ends, choices, ends of zero-second computes, and so on."""
     head = 0
     while True:
         head = _end_queued(g, c, w, head, now_s, out_start, out_finish)
@@ -191,13 +183,15 @@ def _settle(g, c, w, now_s, out_start, out_finish):
 
 @kernel
 def _set_rate(g, w, op, now_s, in_bulk):
-    """Give a flow its new rate, account for what it moved at the old one, and move its end."""
+    """Give a flow its new rate, account for what it moved at the old one, and move its end; return the status."""
     old = w.op_real[op, RATE]
     new = w.op_real[op, NEW_RATE]
+    if new <= 0.0:
+        return ERR_NOT_FINITE  # a share below the smallest float: the flow would never end
     if abs(new - old) <= RATE_RTOL * old:
         w.op_real[op, NEW_RATE] = old
         commit_rate(g, w, op)
-        return
+        return OK
     w.op_real[op, REMAINING] -= old * (now_s - w.op_real[op, SINCE_S])
     w.op_real[op, SINCE_S] = now_s
     commit_rate(g, w, op)
@@ -206,10 +200,11 @@ def _set_rate(g, w, op, now_s, in_bulk):
         heap_put(w, op, end_s)
     else:
         heap_set(w, op, end_s)
+    return OK
 
 
 @kernel
-def _update_rates(g, c, w, now_s):
+def _update_rates(g, c, w, now_s, out_info):
     """Link this instant's new flows (ended ones are unlinked already) and reprice whoever is affected."""
     for i in range(w.count[N_ADDED]):
         op = w.added[i]
@@ -218,15 +213,22 @@ def _update_rates(g, c, w, now_s):
         w.op_real[op, REMAINING] = c.bytes[g.op_cost[op]]
     status, n_affected = solve_rates(g, w, c.capacity_bytes_per_s)
     if status != OK:
+        out_info[0] = w.affected[0]
         return status
     # When many ends move, ordering them once costs less than moving each.
     in_bulk = BULK * n_affected > w.count[HEAP_N]
     for i in range(n_affected):
-        _set_rate(g, w, w.affected[i], now_s, in_bulk)
+        status = _set_rate(g, w, w.affected[i], now_s, in_bulk)
+        if status != OK:
+            out_info[0] = w.affected[i]
+            return status
     for i in range(w.count[N_ADDED]):
         op = w.added[i]
         if w.op_real[op, RATE] == 0.0:
-            _set_rate(g, w, op, now_s, in_bulk)
+            status = _set_rate(g, w, op, now_s, in_bulk)
+            if status != OK:
+                out_info[0] = op
+                return status
     if in_bulk:
         heap_order(w)
     w.count[N_ADDED] = 0
@@ -236,26 +238,31 @@ def _update_rates(g, c, w, now_s):
 
 @kernel
 def _reset(g, w):
-    """Make a workspace as good as new. A finished simulation leaves ops, chips and links clean behind it."""
-    is_dirty = w.count[IS_DIRTY] != 0
+    """Start a row: counters and predecessors; everything else is as the last finished row left it."""
     for i in range(N_COUNTERS):
         if i not in (STAMP, N_OPENINGS):
             w.count[i] = 0
     for op in range(len(g.op_kind)):
         w.pred_left[op] = g.pred_count[op]
-    for link in range(len(w.link_int)):
-        w.link_int[link, HEAD] = NONE
-        w.link_int[link, MATE_HEAD] = NONE
-        w.link_int[link, N_FLOWS] = 0
-        w.link_int[link, N_MATES] = 0
-        w.link_int[link, N_UPDATES] = 0
-        w.link_real[link, USED] = 0.0
-    if is_dirty:
-        w.op_int[:, HEAP_POS] = NONE
-        w.running[:] = NONE
-        w.n_ready[:] = 0
-        w.is_touched[:] = 0
-    w.count[IS_DIRTY] = 1
+
+
+@kernel
+def _on_cycle(g, w):
+    """Find an op that waits for itself, given that some wait for ever: the predecessors of one that is not ready."""
+    n_ops = len(g.op_kind)
+    # ``queue`` is free now: for each waiting op, one predecessor that waits too.
+    w.queue[:] = NONE
+    for op in range(n_ops):
+        if w.pred_left[op] > 0:
+            for p in range(g.succ_indptr[op], g.succ_indptr[op + 1]):
+                w.queue[g.succ_indices[p]] = op
+    op = 0
+    while w.pred_left[op] == 0:
+        op += 1
+    # After n_ops steps back one is on the cycle.
+    for _ in range(n_ops):
+        op = w.queue[op]
+    return op
 
 
 @kernel(entry=True)
@@ -268,7 +275,8 @@ def simulate(g, c, w, out_start, out_finish, out_info):
     c : Costs
         Finite, non-negative; capacities > 0 (checked by the caller).
     w : Workspace
-        Made by `make_workspace` for this graph; needs no initial value. Afterwards ``w.count`` holds the counters
+        Made by `make_workspace` for this graph, and used for none but rows that ended with OK. Afterwards
+        ``w.count`` holds the counters
         ``N_EVENTS`` (instants), ``N_SOLVES`` and ``N_LINK_VISITS``.
     out_start, out_finish : ndarrays of float64, shape (n_ops,)
         Seconds. A flow starts when its predecessors have ended: its latency is part of its interval.
@@ -290,9 +298,8 @@ def simulate(g, c, w, out_start, out_finish, out_info):
     for _ in range(2 * n_ops + 1):
         _settle(g, c, w, now_s, out_start, out_finish)
         if w.count[N_ADDED] > 0 or w.count[N_REMOVED] > 0:
-            status = _update_rates(g, c, w, now_s)
+            status = _update_rates(g, c, w, now_s, out_info)
             if status != OK:
-                out_info[0] = w.affected[0]
                 return status
         if w.count[HEAP_N] == 0:
             break
@@ -306,12 +313,8 @@ def simulate(g, c, w, out_start, out_finish, out_info):
         out_info[0] = w.heap[0]
         return ERR_NO_PROGRESS
     if w.count[N_DONE] < n_ops:
-        for op in range(n_ops):
-            if w.pred_left[op] > 0:
-                out_info[0] = op
-                break
+        out_info[0] = _on_cycle(g, w)
         return ERR_CYCLE
-    w.count[IS_DIRTY] = 0
     return OK
 
 

@@ -21,7 +21,7 @@ def _edges(b: BlockBuilder, preds: list[Ids], succs: Ids) -> None:
 
 
 def _ring(b: BlockBuilder, chips: Ids, after: list[Ids], message: int, reason: str, first_step: int) -> list[Ids]:
-    """size - 1 steps around the ring. The last send is returned too: the next collective sends after it."""
+    """Size - 1 steps around the ring. The last send is returned too: the next collective sends after it."""
     size = chips.shape[1]
     following = np.roll(chips, -1, axis=1)
     for step in range(size - 1):
@@ -66,9 +66,7 @@ def all_gather(
     return direct_exchange(b, chips, after, message, reason, first_step) + after
 
 
-def all_reduce(
-    b: BlockBuilder, chips: Ids, after: list[Ids], message: int, reason: str, algorithm: str
-) -> list[Ids]:
+def all_reduce(b: BlockBuilder, chips: Ids, after: list[Ids], message: int, reason: str, algorithm: str) -> list[Ids]:
     """All-reduce of size * ``message`` bytes: a reduce-scatter, then an all-gather."""
     size = chips.shape[1]
     scattered = reduce_scatter(b, chips, after, message, reason, algorithm)

@@ -79,9 +79,7 @@ def _add_tp_all_reduce(b: BlockBuilder, ranks: Ids, after: list[Ids], plan: Laye
     return [from_groups(ids, ranks.shape, 2) for ids in done]
 
 
-def _add_moe(
-    b: BlockBuilder, ranks: Ids, after: list[Ids], plan: LayerPlan, keys: CostKeys, kind: int
-) -> list[Ids]:
+def _add_moe(b: BlockBuilder, ranks: Ids, after: list[Ids], plan: LayerPlan, keys: CostKeys, kind: int) -> list[Ids]:
     """Router, dispatch, shared and routed experts, combine.
 
     Where the ranks that split an expert (moe_tp) span replicas, the replicas' tokens are all-gathered over them
@@ -103,9 +101,7 @@ def _add_moe(
     router = _add_compute(b, ranks, after, keys.duration(("router", kind)), "moe")
     tokens = [router]
     if spans_replicas:
-        gathered = all_gather(
-            b, moe_tp_chips, [moe_tp_form(router)], keys.message("ep_gather"), "ep", plan.collective
-        )
+        gathered = all_gather(b, moe_tp_chips, [moe_tp_form(router)], keys.message("ep_gather"), "ep", plan.collective)
         tokens = _distinct(tokens + [_from_expert_groups(ids, ranks.shape, ep, striding=False) for ids in gathered])
     received = tokens
     if ep > 1:

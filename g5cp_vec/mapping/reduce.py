@@ -117,7 +117,8 @@ def find_classes(structure: Structure) -> Quotient:
     """
     parts, first = _side_by_side(structure)
     for seed in range(8):
-        op_colour, chip_colour, link_colour = refine(parts, seed)
+        with np.errstate(over="ignore"):  # hashes wrap, which numpy minds where nothing is compiled
+            op_colour, chip_colour, link_colour = refine(parts, seed)
         if is_equitable(parts, op_colour, chip_colour, link_colour):
             return _quotient(structure, parts, first, op_colour, chip_colour, link_colour)
     raise SimulationError("symmetry classes: the partition is not equitable; simulate with --fidelity full")

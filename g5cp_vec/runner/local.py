@@ -16,6 +16,7 @@ from g5cp_vec.config.expansion import Expansion
 from g5cp_vec.cost.math_path import math_times
 from g5cp_vec.cost.rows import CostRows, cost_rows
 from g5cp_vec.engine.measure import MAKESPAN_S
+from g5cp_vec.errors import SimulationError
 from g5cp_vec.mapping.load import Load, build_load
 from g5cp_vec.mapping.structure import build_structure
 from g5cp_vec.runner import results
@@ -133,14 +134,12 @@ class LocalRunner:
             step_s = measures[:, MAKESPAN_S]
             columns = {
                 **self._common(s, step_s),
-                **results.simulated_columns(
-                    dep, self.plan.networks[s.deployment], template, measures, rows.duration_s
-                ),
+                **results.simulated_columns(dep, self.plan.networks[s.deployment], template, measures, rows.duration_s),
                 **results.traffic_columns(dep, template, rows.bytes, rows.capacity, step_s),
                 "n_ops": np.full(len(s.rows), template.n_ops),
                 "n_ops_simulated": simulated.n_ops[begin:end],
                 "n_events": simulated.n_events[begin:end],
-                **self._audit(template, s, rows),
+                **self._audit(template, s, rows, step_s),
             }
             pieces.append((len(s.rows), columns))
             begin = end
@@ -150,12 +149,15 @@ class LocalRunner:
         dep, _, load = self._deployment(s)
         return cost_rows(dep, template.structure.keys, self.plan.networks[s.deployment], load, len(s.rows))
 
-    def _audit(self, template: Template, s: Slice, rows: CostRows) -> Columns:
+    def _audit(self, template: Template, s: Slice, rows: CostRows, step_s: NDArray[np.float64]) -> Columns:
         """Audit the chosen rows of a slice: simulate each once more, keeping the times of every op."""
         columns: dict[str, list[int | None]] = {name: [None] * len(s.rows) for name in KPIS}
         dep, point, _ = self._deployment(s)
         for i in np.flatnonzero(self.plan.audited[s.rows]):
             start_s, finish_s = simulate_point(template, rows, int(i))
+            # What is audited must be what is reported.
+            if abs(finish_s.max() - step_s[i]) > 1e-12 * step_s[i]:
+                raise SimulationError(f"step_s: {step_s[i]!r} reported, but the ops end at {finish_s.max()!r}")
             load = (int(point.seq_len[i]), int(point.batch[i]), int(point.cached_tokens[i]))
             kpis = audit(dep, template.structure, *load, start_s, finish_s)
             for name in KPIS:
@@ -164,6 +166,6 @@ class LocalRunner:
 
 
 def _reason_digest(expansion: Expansion, deployment: int) -> int:
-    """Identity of a combination that cannot be deployed: what was written."""
-    written = expansion.deployment_keys.row(deployment)
+    """Identity of a combination that cannot be deployed: what was written, files by their contents."""
+    written = (expansion.deployment_keys.row(deployment), expansion.fingerprints[deployment])
     return int.from_bytes(hashlib.sha256(repr(written).encode()).digest()[:8], "big")

@@ -25,6 +25,7 @@ OPS_PER_PART = 10**8
 AUDIT_WORK = 10
 # ``--audit sample``: rows beside the first of every structure.
 SAMPLED_ROWS = 16
+SAMPLED_OPS = 2 * 10**6
 
 
 class Slice(NamedTuple):
@@ -103,13 +104,16 @@ def build_plan(expansion: Expansion, fidelity: str = "exact", audit: str = "samp
         batch.slices.append(Slice(index, rows[valid]))
     ranked = sorted(batches.values(), key=lambda b: ("invalid", "math", "g5").index(b.kind))
     n_structures = sum(batch.kind == "g5" for batch in ranked)
-    audited = _choose_audited(ranked, len(expansion), audit)
+    audited = _choose_audited(ranked, expansion, audit)
     return Plan(_cut(ranked, expansion.deployments, audited, fidelity), networks, n_structures, audited)
 
 
-def _choose_audited(batches: list[Batch], n_rows: int, audit: str) -> NDArray[np.bool_]:
-    """Choose the rows to audit: all, none, or the first of every structure and `SAMPLED_ROWS` more, evenly spaced."""
-    audited = np.zeros(n_rows, np.bool_)
+def _choose_audited(batches: list[Batch], expansion: Expansion, audit: str) -> NDArray[np.bool_]:
+    """Choose the rows to audit: all, none, or the first of every structure and `SAMPLED_ROWS` more, evenly spaced.
+
+    An audit unfolds its row to every rank and layer, so a sample leaves out structures of more than `SAMPLED_OPS`.
+    """
+    audited = np.zeros(len(expansion), np.bool_)
     simulated = [batch for batch in batches if batch.kind == "g5"]
     if not simulated or audit == "none":
         return audited
@@ -119,7 +123,8 @@ def _choose_audited(batches: list[Batch], n_rows: int, audit: str) -> NDArray[np
         return audited
     audited[[batch.slices[0].rows[0] for batch in simulated]] = True
     audited[rows[np.linspace(0, len(rows) - 1, min(SAMPLED_ROWS, len(rows))).astype(np.int64)]] = True
-    return audited
+    is_small = [isinstance(d, Deployment) and estimated_ops(d, "full") <= SAMPLED_OPS for d in expansion.deployments]
+    return audited & np.array(is_small, np.bool_)[expansion.deployment]
 
 
 def estimated_ops(dep: Deployment, fidelity: str) -> int:

@@ -15,6 +15,7 @@ from g5cp_vec.cost.math_path import MathTimes
 from g5cp_vec.cost.model_flops import model_flops
 from g5cp_vec.cost.roofline import op_overhead_s
 from g5cp_vec.engine import measure
+from g5cp_vec.errors import SimulationError
 from g5cp_vec.mapping.load import Load
 from g5cp_vec.mapping.memory import MemoryModel
 from g5cp_vec.mapping.network import Network
@@ -83,9 +84,13 @@ def step_columns(dep: Deployment, load: Load, step_s: NDArray[np.float64]) -> Co
 
 
 def simulated_columns(
-    dep: Deployment, network: Network, template: Template, measures: NDArray[np.float64], duration_s: NDArray[np.float64]
+    dep: Deployment,
+    network: Network,
+    template: Template,
+    measures: NDArray[np.float64],
+    duration_s: NDArray[np.float64],
 ) -> Columns:
-    """Read the times of the reported rank off the engine's measures, shape (n_points, N_MEASURES), and the op durations."""
+    """Read the times of the reported rank off the measures, shape (n_points, N_MEASURES), and the op durations."""
     chip = measures[:, measure.CHIP].astype(np.int64)
 
     def busy(which: str) -> NDArray[np.float64]:
@@ -161,7 +166,7 @@ def assemble(pieces: list[tuple[int, Columns]], keys: pl.DataFrame) -> pl.DataFr
     Parameters
     ----------
     pieces : list of (n_rows, columns)
-        A column that a piece lacks is null there; NaN and None mean null.
+        A column that a piece lacks is null there, and so is None; NaN is where a column may be undefined.
     keys : DataFrame
         The key columns of all rows, in the same order.
     """
@@ -176,6 +181,8 @@ def assemble(pieces: list[tuple[int, Columns]], keys: pl.DataFrame) -> pl.DataFr
     return pl.DataFrame(series)
 
 
+# Undefined without communication; any other NaN is a defect.
+_MAY_BE_NAN = ("overlap_ratio", "bottleneck_utilisation")
 _NUMPY = {pl.Float64: np.float64, pl.Int64: np.int64, pl.Boolean: np.bool_}
 
 
@@ -203,6 +210,8 @@ def _column(name: str, dtype: type[pl.DataType], pieces: list[tuple[int, Columns
         else:
             filled[part] = value
             is_null[part] = False
-    if dtype == pl.Float64:
+    if name in _MAY_BE_NAN:
         is_null |= np.isnan(filled)
+    elif dtype == pl.Float64 and not np.isfinite(filled).all():
+        raise SimulationError(f"{name}: a result is not a finite number")
     return pl.Series(name, pa.array(filled, mask=is_null))

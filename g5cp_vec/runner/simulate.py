@@ -46,7 +46,7 @@ def simulate_rows(
             rows = left[begin : begin + per_call]
             status = _run_chain(chain.graph, chain.tags, costs, rows, jobs, done)
             failed = rows[status[:, 0] == NOT_PERIODIC]
-            done.n_ops[rows] += n_ops
+            done.n_ops[rows] = n_ops
             again.append(failed)
             on_progress(len(rows) - len(failed))
         left = np.concatenate(again)
@@ -76,7 +76,7 @@ def _run_chain(
     if len(failed):
         raise_for_status(int(status[failed[0], 0]), status[failed[0], 1:], "simulation")
     done.measures[rows] = measures
-    done.n_events[rows] += n_events
+    done.n_events[rows] = n_events
     return status
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ class Store:
                 self._refuse_other_sweep()
             else:
                 self._delete_parts()
+            for leftover in (*self.folder.glob(".part-*.tmp"), *self.folder.glob(f".{MANIFEST}.*.tmp")):
+                leftover.unlink()  # of a process that was killed while it wrote
             manifest = {
                 "hash": self.hash,
                 "g5cp_version": __version__,
@@ -68,10 +71,7 @@ class Store:
     def _refuse_other_sweep(self) -> None:
         path = self.folder / MANIFEST
         if not path.exists():
-            if any(self._part_files()):
-                raise ConfigError(
-                    f"{self.folder}: holds parts without a {MANIFEST}; choose another -o, or --no-resume to overwrite"
-                )
+            self._refuse_foreign_parts()
             return
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -85,9 +85,15 @@ class Store:
             )
 
     def _part_files(self) -> Iterator[Path]:
-        return self.folder.glob("part-*.parquet")
+        return (path for path in self.folder.glob("part-*.parquet") if re.fullmatch(r"part-\d{5,}", path.stem))
+
+    def _refuse_foreign_parts(self) -> None:
+        # Other programs name their files likewise, and nothing says that these are ours to keep or to delete.
+        if not (self.folder / MANIFEST).exists() and any(self._part_files()):
+            raise ConfigError(f"{self.folder}: holds parts but no {MANIFEST}; choose another -o, or delete them")
 
     def _delete_parts(self) -> None:
+        self._refuse_foreign_parts()
         for path in self._part_files():
             path.unlink()
 

@@ -32,6 +32,7 @@ TRAFFIC = {
     "pp_bytes": ("pp", "src"),
 }
 
+
 class Fold(NamedTuple):
     """How far a chain shortens runs: ``kept`` periods of ``multiple`` units each."""
 
@@ -197,9 +198,7 @@ def _tags(ops: OpGraph, runs: NDArray[np.int64]) -> Tags:
         last = int(ops.op_step[attention].max())
         role[attention & (ops.op_step == 0)] |= ROLE_RING_FIRST
         role[attention & (ops.op_step == last)] |= ROLE_RING_LAST
-    return Tags(
-        role, ops.leave_indptr, ops.leave_ops, ops.arrive_indptr, ops.arrive_ops, bool(ring_flow.any()), runs
-    )
+    return Tags(role, ops.leave_indptr, ops.leave_ops, ops.arrive_indptr, ops.arrive_ops, bool(ring_flow.any()), runs)
 
 
 def most_sent(template: Template, column: str, message_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -225,7 +224,9 @@ def busiest_link(
         return [None] * len(step_s), np.full(len(step_s), np.nan)
     network = template.structure.network
     # In floats: a link may carry more bytes than an int64 holds.
-    use = (message_bytes.astype(np.float64) @ messages.T.astype(np.float64)) / (capacity[:, network.link_capacity[links]] * step_s[:, None])
+    use = (message_bytes.astype(np.float64) @ messages.T.astype(np.float64)) / (
+        capacity[:, network.link_capacity[links]] * step_s[:, None]
+    )
     worst = use.argmax(axis=1)
     value = use[np.arange(len(use)), worst]
     names = [network.link_name(int(link)) for link in links]

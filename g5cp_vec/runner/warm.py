@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
+
 from g5cp_vec.config.grid import load_point
 from g5cp_vec.cost.rows import cost_rows
 from g5cp_vec.engine._jit import compiling, is_compiled
+from g5cp_vec.engine.csr import drop_repeated, group_by
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.network import build_network
 from g5cp_vec.mapping.structure import build_structure
@@ -43,4 +46,5 @@ def _run_everything() -> None:
     template = Template(structure, reduced=True)
     costs = cost_rows(dep, structure.keys, network, load, 1)
     simulate_rows(template, costs)
+    drop_repeated(*group_by(2, np.zeros(1, np.int32), np.ones(1, np.int32)))  # which only a replay needs
     simulate_point(template, costs, 0)

@@ -30,6 +30,7 @@ class Replay(NamedTuple):
 
 _OP_KEYS = {"compute": {"kind", "chip", "secs", "prio"}, "flow": {"kind", "route", "bytes", "lat"}}
 _MAX_COMPLAINTS = 20
+MOST_CHIPS = 2**24
 # numpy's scalars are numbers too.
 _INTEGER = (int, np.integer)
 _NUMBER = (int, float, np.integer, np.floating)
@@ -117,8 +118,8 @@ def compile_workload(data: Any, source: str = "<mapping>") -> tuple[Graph, Costs
             check.fail(str(key), "unknown key; expected links, chips, ops, deps")
     lists = {key: check.items(data, key) for key in ("links", "ops", "deps")}
     n_chips: Any = data.get("chips")
-    if isinstance(n_chips, bool) or not isinstance(n_chips, _INTEGER) or not 0 <= n_chips < 2**31:
-        check.fail("chips", f"expected a whole number of chips >= 0, got {n_chips!r}")
+    if isinstance(n_chips, bool) or not isinstance(n_chips, _INTEGER) or not 0 <= n_chips <= MOST_CHIPS:
+        check.fail("chips", f"expected a whole number of chips from 0 to {MOST_CHIPS}, got {n_chips!r}")
     check.finish()  # what refers to a list that is not there would only repeat it
     capacity, link_latency = _read_links(check, lists["links"])
     ops, n_chips = lists["ops"], int(n_chips)

@@ -1,5 +1,7 @@
-"""Decode over a flat group: the owner (cp coordinate 0) sends its query, every rank attends its own KV shard, the
-partial outputs with their softmax maxima and denominators come back and are merged (arXiv:2411.01783, pass-Q).
+"""Decode over a flat group: queries travel, K/V stays (arXiv:2411.01783, pass-Q).
+
+The owner (cp coordinate 0) sends its query, every rank attends its own KV shard, and the partial outputs come back
+with their softmax maxima and denominators and are merged.
 """
 
 from __future__ import annotations
