@@ -16,12 +16,12 @@ from g5cp_vec.mapping.ranks import expert_groups, from_groups, groups_along
 class LayerPlan:
     """What decides the structure of a layer beside its ranks.
 
-    ``form`` names how attention is distributed when cp > 1; ``ep`` is None for models without experts, and
+    ``form`` names how attention is distributed, None at cp = 1; ``ep`` is None for models without experts, and
     ``has_shared`` says whether some experts see every token.
     """
 
     phase: str
-    form: str
+    form: str | None
     collective: str
     ep: int | None
     has_shared: bool
@@ -67,6 +67,7 @@ def _add_compute(b: BlockBuilder, ranks: Ids, after: list[Ids], duration: int, r
 def _add_attention(b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind: int, qkv: Ids) -> Ids:
     if ranks.shape[1] == 1:
         return _add_compute(b, ranks, [qkv], keys.duration(("attention", kind)), "attention")
+    assert plan.form is not None
     forms = PREFILL_FORMS if plan.phase == "prefill" else DECODE_FORMS
     return forms[plan.form](b, ranks, qkv, keys, kind)
 

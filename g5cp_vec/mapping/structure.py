@@ -61,14 +61,22 @@ def stage_layers(n_layers: int, pp: int) -> list[range]:
     return [range(int(end) - base - (stage < extra), int(end)) for stage, end in enumerate(ends)]
 
 
+def _layer_plan(dep: Deployment) -> LayerPlan:
+    """Return what a deployment says of the structure of its layers."""
+    return LayerPlan(
+        phase=dep.phase,
+        form=(dep.prefill_form or dep.decode_form) if dep.cp > 1 else None,
+        collective=dep.collective,
+        ep=dep.ep,
+        has_shared=dep.model.moe is not None and dep.model.moe.n_shared > 0,
+    )
+
+
 def structure_key(dep: Deployment, network: Network) -> Hashable:
     """Return a key that is equal for two deployments exactly when they share a structure."""
     kinds, sequence = dep.model.kinds
-    form = None if dep.cp == 1 else dep.prefill_form or dep.decode_form
-    has_shared = dep.model.moe is not None and dep.model.moe.n_shared > 0
-    layers = (tuple(kind.ffn for kind in kinds), tuple(sequence), has_shared)
-    degrees = (dep.dp, dep.tp, dep.pp, dep.cp, dep.ep)
-    return (dep.phase, form, degrees, layers, network.shape, dep.rank_order, dep.collective)
+    layers = (tuple(kind.ffn for kind in kinds), tuple(sequence))
+    return (_layer_plan(dep), layers, (dep.dp, dep.tp, dep.pp, dep.cp), network.shape, dep.rank_order)
 
 
 def build_structure(dep: Deployment, network: Network | None = None) -> Structure:
@@ -83,13 +91,7 @@ def build_structure(dep: Deployment, network: Network | None = None) -> Structur
     network = network or build_network(dep.topology, dep.n_chips)
     keys = CostKeys(len(network.rates()))
     kinds, sequence = dep.model.kinds
-    plan = LayerPlan(
-        phase=dep.phase,
-        form=dep.prefill_form or dep.decode_form or "",
-        collective=dep.collective,
-        ep=dep.ep,
-        has_shared=dep.model.moe is not None and dep.model.moe.n_shared > 0,
-    )
+    plan = _layer_plan(dep)
     degrees = {"dp": dep.dp, "pp": dep.pp, "cp": dep.cp, "tp": dep.tp}
     ranks = rank_chips(degrees, dep.rank_order)
     # Ranks that hold tokens between layers: in decode only the owners.
