@@ -11,6 +11,8 @@ import polars as pl
 from g5cp_vec.runner.schema import KEY_TYPES
 from g5cp_vec.runner.store import scan_sweep
 
+REASONS_SHOWN = 3
+
 
 class Summary(NamedTuple):
     """Counts and winners of a sweep.
@@ -18,14 +20,20 @@ class Summary(NamedTuple):
     Attributes
     ----------
     n_by_status : dict of str to int
+    reasons : list of (str, int)
+        The most frequent reasons why points are invalid, and how many points each has.
+    n_reasons : int
+        All of them.
     n_uncalibrated : int
         Rows that rest on default efficiencies.
     best : dict of str to polars.DataFrame
-        For ``ttft_s`` and ``tpot_s``, where the sweep has them: one row per model and context length, the fastest
-        point that fits, with its time and the keys asked for.
+        For ``ttft_s`` and ``tpot_s``, where the sweep has them: one row per model, topology and context length,
+        the fastest point that fits, with its time and the keys asked for.
     """
 
     n_by_status: dict[str, int]
+    reasons: list[tuple[str, int]]
+    n_reasons: int
     n_uncalibrated: int
     best: dict[str, pl.DataFrame]
 
@@ -46,7 +54,11 @@ def summarise_sweep(folder: str | Path, axes: Collection[str]) -> Summary:
     """
     rows = scan_sweep(folder)
     by_status = rows.group_by("status").len().sort("status").collect()
-    of = ["model", "seq_len"] if "model" in axes else ["seq_len"]
+    by_reason = (
+        rows.filter(pl.col("status") == "invalid").group_by("reason").len().sort("len", "reason", descending=True)
+    )
+    reasons = by_reason.collect()
+    of = [key for key in ("model", "topology") if key in axes] + ["seq_len"]
     shown = [key for key in KEY_TYPES if (key in axes or key == "dp") and key not in ("phase", *of)]
     best = {}
     for time in ("ttft_s", "tpot_s"):
@@ -63,4 +75,5 @@ def summarise_sweep(folder: str | Path, axes: Collection[str]) -> Summary:
         if winners.height:
             best[time] = winners
     uncalibrated = rows.filter(~pl.col("calibrated")).select(pl.len()).collect().item()
-    return Summary(dict(by_status.iter_rows()), int(uncalibrated), best)
+    most_frequent = reasons.head(REASONS_SHOWN).rows()
+    return Summary(dict(by_status.iter_rows()), most_frequent, reasons.height, int(uncalibrated), best)

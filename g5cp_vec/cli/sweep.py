@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     type=click.Choice(["sample", "all", "none"]),
     default="sample",
     show_default=True,
-    help="Rows that get conservation KPIs; sample: the first of every structure and every 1000th.",
+    help="Rows that get conservation KPIs; sample: the first of every structure and 16 more.",
 )
 @click.option("--quiet", is_flag=True, help="Print errors only.")
 @click.pass_context
@@ -123,6 +123,10 @@ def _print_summary(folder: Path, grid: Grid, progress: Progress) -> None:
         computed = f"{progress.n_done} points in {elapsed} ({progress.rows_per_s:.1f} points/s)"
     summary = summarise_sweep(folder, grid.axes)
     print_table(["status", "points"], [(status, str(n)) for status, n in summary.n_by_status.items()])
+    for reason, n in summary.reasons:
+        click.echo(f" invalid, {n} points: {reason}")
+    if summary.n_reasons > len(summary.reasons):
+        click.echo(f" and {summary.n_reasons - len(summary.reasons)} more reasons: see g5cp-vec check")
     for time, frame in summary.best.items():
         readable = {"seq_len": tokens_text, time: seconds_text}
         print_table(

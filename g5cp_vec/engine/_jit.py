@@ -40,8 +40,9 @@ def _cache_root() -> Path:
 
 
 def _cache_dir() -> Path:
-    # Compiled code is for one numba, one Python and one processor.
-    digest = hashlib.sha256(f"{numba.__version__} {sys.version} {llvmlite.binding.get_host_cpu_name()}".encode())
+    # Compiled code is for one numba, one Python, one processor and, as numba files it, one place of its source.
+    machine = f"{numba.__version__} {sys.version} {llvmlite.binding.get_host_cpu_name()} {Path(__file__).resolve()}"
+    digest = hashlib.sha256(machine.encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     return _cache_root() / digest.hexdigest()[:16]

@@ -54,6 +54,8 @@ class Result:
 def expand_and_plan(grid: Grid, fidelity: str = "exact", audit: str = "sample") -> tuple[Expansion, Plan]:
     """Expand a grid and plan its parts; with ``on_invalid = "error"`` an impossible point is refused."""
     expansion = grid.expand()
+    if len(expansion) == 0:
+        raise ConfigError(f"{grid.name}: points.where: no point passes {grid.where!r}; loosen the filter")
     if grid.on_invalid == "error":
         expansion.refuse_invalid()
     return expansion, build_plan(expansion, fidelity, audit)

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from g5cp_vec import __version__
 from g5cp_vec.errors import ConfigError
+from g5cp_vec.runner.schema import SCHEMA
 
 MANIFEST = "sweep.json"
 
@@ -148,8 +149,10 @@ def scan_sweep(folder: str | Path) -> pl.LazyFrame:
         raise ConfigError(f"{folder}: no part is finished yet; run the sweep first")
     for path in parts:
         try:
-            pq.read_metadata(path)
+            missing = [name for name in SCHEMA if name not in pq.read_schema(path).names]
+            if missing:
+                raise ValueError(f"no column {missing[0]}, so not a part of this version")
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())
-            raise ConfigError(f"{path}: not a readable Parquet file: {reason}; run the sweep again") from None
+            raise ConfigError(f"{path}: not a readable part: {reason}; run the sweep again") from None
     return pl.scan_parquet(parts)
