@@ -43,7 +43,7 @@ def announce_compilation() -> None:
     from g5cp_vec.engine._jit import is_compiled
 
     if not is_compiled():
-        click.echo("compiling the kernels, once per installation (about 20 seconds)", err=True)
+        click.echo("compiling the kernels, once per installation (20 to 60 seconds)", err=True)
 
 
 def seconds_text(seconds: float) -> str:

@@ -38,7 +38,7 @@ def command(grid: Path) -> None:
     )
     click.echo(
         f"time and memory are estimates, at {OPS_PER_S / 1e6:g} million operations/s on two cores and --audit sample; "
-        "the first call of an installation compiles for about 20 seconds more"
+        "the first call of an installation compiles for 20 to 60 seconds more"
     )
     if size.reasons:
         print_table(["invalid because", "points"], [(reason, str(n)) for reason, n in size.reasons])
