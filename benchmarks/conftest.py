@@ -1,0 +1,40 @@
+"""What the benchmarks share: the naive twin, what is left out unless asked for, and what goes beside each time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tests"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "slow" in (config.option.markexpr or ""):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="takes long; ask for it with -m 'slow or not slow'"))
+
+
+@pytest.fixture
+def record(benchmark: Any) -> Callable[..., None]:
+    """Write counts beside a measured time, and the rates that follow from them."""
+
+    def write(**counts: Any) -> None:
+        benchmark.extra_info.update(counts)
+        if benchmark.stats is None:  # --benchmark-disable: run once, not timed
+            return
+        median_s = benchmark.stats.stats.median
+        for per, name in (("n_ops", "ops_per_s"), ("n_points", "points_per_s")):
+            if per in counts:
+                benchmark.extra_info[name] = counts[per] / median_s
+        if "n_events" in counts:
+            benchmark.extra_info["events_per_s"] = counts["n_events"] / median_s
+            benchmark.extra_info["ns_per_event"] = 1e9 * median_s / counts["n_events"]
+
+    return write
