@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import polars as pl
 import pytest
@@ -283,3 +286,19 @@ def test_unwritable_folder_is_refused(grid, tmp_path):
     result = invoke("sweep", grid, "-o", tmp_path / "file" / "out")
     assert result.exit_code == 2
     assert "cannot be written" in result.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="limits of a process are set where processes are forked")
+def test_a_full_disk_is_one_line_and_keeps_what_is_finished(grid, tmp_path):
+    # A limit on the size of a file stands in for a full disk: the manifest fits, a part does not.
+    script = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000));"
+        "from g5cp_vec.cli import main; main()"
+    )
+    command = [sys.executable, "-c", script, "sweep", str(grid), "-o", str(tmp_path / "out"), "--audit", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "cannot be written" in done.stderr.splitlines()[-1]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["sweep.json"]

@@ -8,6 +8,7 @@ for and the part has the rows the plan gives it.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -121,7 +122,10 @@ class Store:
         """Write a part; it appears under its name only when it is whole."""
         temporary = self.folder / f".part-{part:05d}.{os.getpid()}.tmp"
         try:
-            frame.write_parquet(temporary)
+            # By way of memory: what the file system refuses is then an OSError that says so.
+            buffer = io.BytesIO()
+            frame.write_parquet(buffer)
+            temporary.write_bytes(buffer.getbuffer())
             temporary.replace(self.path(part))
         except BaseException as error:
             temporary.unlink(missing_ok=True)
