@@ -16,8 +16,9 @@ from g5cp_vec.audit.promises import promised_flops, promised_tokens, promised_tr
 from g5cp_vec.audit.ring import lost_kv_blocks
 from g5cp_vec.audit.sharing import INSTANT_RTOL, Flows, capacity_violations, select_rows
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.cost.flops import Part, edge_parts, layer_parts
+from g5cp_vec.cost.flops import edge_parts, layer_parts
 from g5cp_vec.cost.messages import message_bytes
+from g5cp_vec.cost.parts import Part
 from g5cp_vec.mapping.graph import OpGraph, split_rate
 from g5cp_vec.mapping.load import Load, build_load
 from g5cp_vec.mapping.network import build_network

@@ -9,39 +9,13 @@ through memory once (FlashAttention, arXiv:2205.14135, with tiles large enough t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.model import LayerKind
+from g5cp_vec.cost.parts import AttentionShape, GemmShape, OpParts, Part
 from g5cp_vec.mapping.load import Count, Load, ceil_div, expert_rows, wide
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One kernel's work.
-
-    Attributes
-    ----------
-    flop_class : str
-        Class under which the audit balances FLOPs.
-    unit : {"gemm", "attention", "memory"}
-        Which efficiency applies.
-    flops, bytes : int or ndarray
-    dtype : str
-        Element type whose peak rate applies.
-    """
-
-    flop_class: str
-    unit: str
-    flops: Count
-    bytes: Count
-    dtype: str
-
-
-OpParts = dict[str, list[Part]]
 
 
 def layer_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
@@ -101,7 +75,8 @@ def _memory(flop_class: str, n: Count, dep: Deployment) -> Part:
 def _gemm(dep: Deployment, flop_class: str, m: Count, k: int, n: int, dtype: str, weight_rows: Count = 1) -> Part:
     """One GEMM, or ``weight_rows`` of the same weight shape over ``m`` rows in all."""
     activations = n_bytes(m * (k + n), dep.activation_dtype)
-    return Part(flop_class, "gemm", 2 * wide(m) * k * n, activations + weight_rows * n_bytes(k * n, dtype), dtype)
+    n_bytes_ = activations + weight_rows * n_bytes(k * n, dtype)
+    return Part(flop_class, "gemm", 2 * wide(m) * k * n, n_bytes_, dtype, GemmShape(m, k, n, weight_rows))
 
 
 def _mlp(dep: Deployment, name: str, tokens: Count, width: int, n_experts: Count = 1) -> list[Part]:
@@ -190,10 +165,7 @@ def _kv_up(dep: Deployment, rows: Count, kind: LayerKind) -> Part:
 
 def _per_head(dep: Deployment, flop_class: str, tokens: Count, heads: int, k: int, n: int) -> Part:
     """One small GEMM per head (the absorbed halves of kv_b_proj)."""
-    part = _gemm(dep, flop_class, tokens * heads, k, n, dep.dtype)
-    return Part(
-        part.flop_class, part.unit, part.flops, part.bytes + (heads - 1) * n_bytes(k * n, dep.dtype), part.dtype
-    )
+    return _gemm(dep, flop_class, tokens * heads, k, n, dep.dtype, heads)
 
 
 def _prefill_attention(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
@@ -207,7 +179,21 @@ def _prefill_attention(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
         attention.d_qk + attention.d_v
     )
     flops = attention_flops(dep, load, kind) // (cp * cp)
-    core = Part("attention", "attention", flops, n_bytes(elements, dep.activation_dtype), dep.activation_dtype)
+    pairs = wide(load.new) * load.cached + wide(load.new) * load.new / 2
+    shape = AttentionShape(
+        phase="prefill",
+        batch=load.batch,
+        q_tokens=load.new // cp,
+        kv_tokens=load.context // cp,
+        pairs=pairs / (cp * cp),
+        heads=heads,
+        kv_heads=kv_heads,
+        d_qk=attention.d_qk,
+        d_v=attention.d_v,
+        latent=False,
+        kv_dtype=dep.activation_dtype,
+    )
+    core = Part("attention", "attention", flops, n_bytes(elements, dep.activation_dtype), dep.activation_dtype, shape)
     if cp == 1:
         return {"attention": [core]}
     if attention.kind == "mla":
@@ -223,7 +209,20 @@ def _decode_attention(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     cache = n_bytes(load.batch * (load.cached // cp) * attention.kv_elements(dep.tp), dep.kv_dtype)
     vectors = n_bytes(load.batch * heads * (d_qk + d_v), dep.activation_dtype)
     flops = attention_flops(dep, load, kind) // cp
-    core = Part("attention", "attention", flops, cache + vectors, dep.activation_dtype)
+    shape = AttentionShape(
+        phase="decode",
+        batch=load.batch,
+        q_tokens=1,
+        kv_tokens=load.cached // cp,
+        pairs=wide(load.cached // cp),
+        heads=heads,
+        kv_heads=attention.kv_heads(dep.tp),
+        d_qk=d_qk,
+        d_v=d_v,
+        latent=attention.kind == "mla",
+        kv_dtype=dep.kv_dtype,
+    )
+    core = Part("attention", "attention", flops, cache + vectors, dep.activation_dtype, shape)
     if cp == 1:
         return {"attention": [core]}
     # The merge reads cp partial outputs with two scalars per head and writes one output.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.cost.flops import Part
+from g5cp_vec.cost.parts import Part
 
 
 def part_seconds(dep: Deployment, part: Part) -> Any:

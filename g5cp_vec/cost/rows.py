@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.cost.flops import OpParts, Part, edge_parts, layer_parts
+from g5cp_vec.cost.flops import edge_parts, layer_parts
 from g5cp_vec.cost.messages import message_bytes
+from g5cp_vec.cost.parts import OpParts, Part
 from g5cp_vec.cost.roofline import op_seconds
 from g5cp_vec.mapping.graph import ComputeKey, CostKeys, split_rate
 from g5cp_vec.mapping.load import Load

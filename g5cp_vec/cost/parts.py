@@ -1,0 +1,78 @@
+"""What one kernel does: its exact work, and the shape that a calibrated duration is looked up by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from g5cp_vec.mapping.load import Count
+
+
+@dataclass(frozen=True, slots=True)
+class GemmShape:
+    """``n_weights`` matrices of shape (k, n), ``m`` rows over all of them together."""
+
+    m: Count
+    k: int
+    n: int
+    n_weights: Count = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Attention of ``q_tokens`` rows per sequence over ``kv_tokens``, of which ``pairs`` are not masked.
+
+    Attributes
+    ----------
+    phase : {"prefill", "decode"}
+    batch, q_tokens, kv_tokens : int or ndarray
+    pairs : int or ndarray
+        Unmasked (query, key) pairs of one head of one sequence; float64 for arrays (they may leave int64).
+    heads, kv_heads : int
+        Of the tensor-parallel shard.
+    d_qk, d_v : int
+        Elements per head of a query (or key) and of a value.
+    latent : bool
+        Whether keys and values are one latent per token that all heads share (absorbed MLA).
+    kv_dtype : str
+        Element type that keys and values are read in.
+    """
+
+    phase: str
+    batch: Count
+    q_tokens: Count
+    kv_tokens: Count
+    pairs: Count
+    heads: int
+    kv_heads: int
+    d_qk: int
+    d_v: int
+    latent: bool
+    kv_dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One kernel's work.
+
+    Attributes
+    ----------
+    flop_class : str
+        Class under which the audit balances FLOPs.
+    unit : {"gemm", "attention", "memory"}
+        Which efficiency applies.
+    flops, bytes : int or ndarray
+    dtype : str
+        Element type whose peak rate applies.
+    shape : GemmShape, AttentionShape or None
+        None for element-wise work, whose duration its bytes decide.
+    """
+
+    flop_class: str
+    unit: str
+    flops: Count
+    bytes: Count
+    dtype: str
+    shape: GemmShape | AttentionShape | None = None
+
+
+OpParts = dict[str, list[Part]]
