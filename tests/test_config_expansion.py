@@ -103,6 +103,7 @@ def test_rows_equal_the_obvious_product(axes, where):
             "decode_form": "pass_q" if point["phase"] == "decode" else None,
         }
         shown["ffn_dtype"] = shown["dtype"]
+        shown["kv_dtype"] = point["kv_dtype"] or "bf16"
         assert keys[at] == shown
 
 

@@ -138,7 +138,7 @@ def test_units_round_trip():
 
 def test_n_bytes_rounds_up():
     assert {dtype: n_bytes(3, dtype) for dtype in DTYPE_BITS} == {
-        "bf16": 6, "fp16": 6, "fp8": 3, "int8": 3, "fp4": 2, "int4": 2,
+        "bf16": 6, "fp16": 6, "fp8": 3, "int8": 3, "fp4": 2, "int4": 2, "fp32": 12,
     }  # fmt: skip
     assert n_bytes(2**60, "bf16") == 2**61
 

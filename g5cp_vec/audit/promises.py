@@ -134,7 +134,7 @@ def _halves(dep: Deployment, groups: Ints, n_bytes: int) -> Traffic:
 
 def _layer(dep: Deployment, tokens: Tokens, kind: LayerKind, chips: Ints) -> list[Traffic]:
     """Traffic of one layer; ``chips`` of its stage, shape (dp, cp, tp)."""
-    traffic = _attention(dep, tokens, kind.attention, chips) if dep.cp > 1 else []
+    traffic = _attention(dep, tokens, kind.softmax, chips) if dep.cp > 1 else []
     busy = chips[:, :1] if dep.phase == "decode" else chips
     if dep.tp > 1:
         chunk = _up(_hidden_bytes(dep, tokens.per_rank), dep.tp)
@@ -205,8 +205,8 @@ def promised_flops(dep: Deployment, tokens: Tokens) -> dict[str, int]:
     heads = dep.cp if dep.phase == "prefill" else 1
     flops = Counter({"lm_head": 2 * dep.dp * heads * tokens.batch * model.hidden * _up(model.vocab, dep.tp) * dep.tp})
     for kind, n_layers in Counter(model.layers).items():
-        layer = Counter(_projection_flops(dep, tokens, kind.attention))
-        layer.update(_attention_flops(dep, tokens, kind.attention))
+        layer = Counter(_projection_flops(dep, tokens, kind.softmax))
+        layer.update(_attention_flops(dep, tokens, kind.softmax))
         layer.update(_ffn_flops(dep, tokens, kind))
         for name, n in layer.items():
             flops[name] += n_layers * n
@@ -252,7 +252,7 @@ def _ffn_flops(dep: Deployment, tokens: Tokens, kind: LayerKind) -> dict[str, in
     model, n = dep.model, _computed(dep, tokens)
     # SwiGLU: three matrices of hidden * width.
     if kind.ffn == "dense":
-        return {"ffn": 6 * n * model.hidden * model.d_ff}
+        return {"ffn": 6 * n * model.hidden * kind.d_ff}
     assert model.moe is not None
     assert dep.ep is not None
     # At each cp coordinate that holds tokens, ep EP ranks receive messages from ep of them.

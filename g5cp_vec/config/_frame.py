@@ -19,7 +19,8 @@ _SOURCES = {
     "dp": ("n_chips", "tp", "pp", "cp"),
     "runtime": ("topology", "chip"),
     "dtype": ("model",),
-    "ffn_dtype": ("dtype", "model"),
+    "ffn_dtype": ("model", "dtype"),
+    "kv_dtype": ("model",),
 }
 
 
@@ -65,11 +66,17 @@ def written_frame(
         frame = frame.with_columns(dp=pl.coalesce("dp", whole))
     if "runtime" in needed:
         frame = frame.with_columns(runtime=pl.coalesce("runtime", _default_runtimes(grid)))
+    stored = {text: grid.objects["model", text].default_dtypes for text in grid.values("model")}
+
+    def published(module: str) -> pl.Expr:
+        return pl.col("model").replace_strict({text: getattr(types, module) for text, types in stored.items()})
+
+    if "ffn_dtype" in needed:  # before dtype, which decides it where the grid says one
+        frame = frame.with_columns(ffn_dtype=pl.coalesce("ffn_dtype", "dtype", published("ffn")))
     if "dtype" in needed:
-        published = {text: grid.objects["model", text].dtype for text in grid.values("model")}
-        frame = frame.with_columns(dtype=pl.coalesce("dtype", pl.col("model").replace_strict(published)))
-    if "ffn_dtype" in needed:
-        frame = frame.with_columns(ffn_dtype=pl.coalesce("ffn_dtype", "dtype"))
+        frame = frame.with_columns(dtype=pl.coalesce("dtype", published("attention")))
+    if "kv_dtype" in needed:
+        frame = frame.with_columns(kv_dtype=pl.coalesce("kv_dtype", published("kv")))
     return frame.select(keys)
 
 
@@ -86,7 +93,7 @@ def _default_runtimes(grid: Grid) -> pl.Expr:
 
 def without_ignored(grid: Grid, frame: pl.DataFrame) -> pl.DataFrame:
     """Blank what a point ignores: ``ep`` of a dense model, the form of the other phase."""
-    experts = [text for text in grid.values("model") if grid.objects["model", text].moe is not None]
+    experts = [text for text in grid.values("model") if grid.objects["model", text].has_experts]
     return frame.with_columns(
         pl.when(pl.col("model").is_in(experts)).then("ep").alias("ep"),
         pl.when(pl.col("phase") == "prefill").then("prefill_form").alias("prefill_form"),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from g5cp_vec.config._files import describe, did_you_mean, unknown_key
-from g5cp_vec.config.dtypes import DTYPE_BITS
+from g5cp_vec.config.dtypes import BLOCK_FORMATS, DTYPE_BITS
 
 RANK_ORDER = ("tp", "cp", "pp", "dp")
 PREFILL_FORM = "pass_kv"
@@ -151,6 +151,7 @@ def _count(*, required: bool = False, default: int | None = None) -> Key:
 
 
 _DTYPE = _one_of(*DTYPE_BITS)
+_WEIGHT_DTYPE = _one_of(*DTYPE_BITS, *BLOCK_FORMATS)
 
 KEYS: dict[str, Key] = {
     "phase": Key(_one_of("prefill", "decode"), required=True),
@@ -173,9 +174,9 @@ KEYS: dict[str, Key] = {
     "collective": Key(_collective, default="ring"),
     "tp_sp": Key(_flag, default=False),
     "rank_order": Key(_rank_order, default=RANK_ORDER),
-    "dtype": Key(_DTYPE),
-    "ffn_dtype": Key(_DTYPE),
-    "kv_dtype": Key(_DTYPE, default="bf16"),
+    "dtype": Key(_WEIGHT_DTYPE),
+    "ffn_dtype": Key(_WEIGHT_DTYPE),
+    "kv_dtype": Key(_DTYPE),
     "activation_dtype": Key(_DTYPE, default="bf16"),
 }
 

@@ -16,6 +16,7 @@ from g5cp_vec.config._keys import DECODE_FORM, DEPLOYMENT_KEYS, KEYS, LOAD_KEYS,
 from g5cp_vec.config._record import Record, sha256_of_json
 from g5cp_vec.config.chip import Chip
 from g5cp_vec.config.dtypes import DTYPE_BITS, Dtype, n_bytes
+from g5cp_vec.config.layers import LayerKind, Moe
 from g5cp_vec.config.model import Model
 from g5cp_vec.config.runtime import IDEAL, Runtime, load_runtime
 from g5cp_vec.config.topology import Topology
@@ -52,6 +53,9 @@ class Deployment:
         Dimensions from the fastest varying to the slowest, as ranks are laid on chips.
     dtype, ffn_dtype, kv_dtype, activation_dtype : str
         Element types of weights, of feed-forward weights, of the cache and of activations.
+    expert_dtype, embedding_dtype, head_dtype : str
+        Of routed experts (`ffn_dtype` unless the checkpoint differs and the grid says nothing), of the embedding table
+        and of the head (`activation_dtype` unless the checkpoint differs).
     """
 
     phase: str
@@ -76,6 +80,9 @@ class Deployment:
     ffn_dtype: str
     kv_dtype: str
     activation_dtype: str
+    expert_dtype: str
+    embedding_dtype: str
+    head_dtype: str
 
     @property
     def most_tokens(self) -> int:
@@ -83,12 +90,11 @@ class Deployment:
 
         Bounds the widest moment of a layer in bits, the cache of all layers, and all layers' traffic of one kind.
         """
-        model, attention, moe = self.model, self.model.attention, self.model.moe
-        qkv = attention.n_heads * (2 * attention.d_qk + attention.d_v)
-        routed = moe.top_k * model.hidden if moe else 0
-        widest = 16 * (2 * model.hidden + max(qkv, 2 * model.d_ff, routed))
-        cache = 4 * model.n_layers * attention.kv_elements(1)
-        traffic = model.n_layers * (8 * model.hidden + 4 * routed)
+        model = self.model
+        distinct, sequence = model.kinds
+        widest = 16 * (2 * model.hidden + max(_widest_elements(model.hidden, kind) for kind in distinct))
+        cache = 4 * sum(_cache_elements(distinct[i]) for i in sequence)
+        traffic = model.n_layers * (8 * model.hidden + 4 * model.top_k * model.hidden)
         return min(MOST_TOKENS, 2**62 // max(widest, cache, traffic))
 
     @cached_property
@@ -125,18 +131,50 @@ def build_deployment(values: Mapping[str, Any]) -> Deployment:
     model: Model = chosen["model"]
     chosen["dp"] = _data_parallel(chosen)
     chosen["moe_tp"] = None
-    if model.moe is None:
+    if not model.has_experts:
         chosen["ep"] = None
     chosen["prefill_form"] = PREFILL_FORM if chosen["phase"] == "prefill" else None
     chosen["decode_form"] = DECODE_FORM if chosen["phase"] == "decode" else None
-    chosen["dtype"] = chosen["dtype"] or model.dtype
-    chosen["ffn_dtype"] = chosen["ffn_dtype"] or chosen["dtype"]
+    chosen |= _element_types(chosen)
     chosen["runtime"] = chosen["runtime"] or load_runtime(chosen["topology"].runtime or chosen["chip"].runtime or IDEAL)
     for obstacle in _obstacles(chosen):
         raise InfeasibleError(obstacle)
-    if model.moe is not None:
+    if model.has_experts:
         chosen["moe_tp"] = chosen["dp"] * chosen["tp"] // chosen["ep"]
     return Deployment(**chosen)
+
+
+def _element_types(chosen: Mapping[str, Any]) -> dict[str, str]:
+    """Return every element type: what the grid says, else what the checkpoint is stored in."""
+    model: Model = chosen["model"]
+    stored, written = model.default_dtypes, chosen["ffn_dtype"] or chosen["dtype"]
+    activation = chosen["activation_dtype"]
+    return {
+        "dtype": chosen["dtype"] or stored.attention,
+        "ffn_dtype": written or stored.ffn,
+        "expert_dtype": written or stored.experts,
+        "kv_dtype": chosen["kv_dtype"] or stored.kv,
+        "embedding_dtype": stored.embedding or activation,
+        "head_dtype": stored.head or activation,
+    }
+
+
+def _widest_elements(hidden: int, kind: LayerKind) -> int:
+    """Return a bound of the elements per token at the widest moment of a layer."""
+    mixed = 0
+    if (a := kind.softmax) is not None:
+        mixed = a.n_heads * ((2 + a.output_gate) * a.d_qk + a.d_v)
+        mixed += (a.indexer.n_heads + 1) * a.indexer.head_dim if a.indexer else 0
+    elif (m := kind.linear) is not None:
+        mixed = 2 * m.key_width + 2 * m.value_width + m.n_scalars * m.n_heads
+    return max(mixed, 2 * kind.d_ff, kind.moe.top_k * hidden if kind.moe else 0)
+
+
+def _cache_elements(kind: LayerKind) -> int:
+    """Return a bound of the two-byte elements that a token leaves in the cache of a layer."""
+    if (a := kind.softmax) is None:
+        return 0
+    return a.kv_elements(1) + (a.scores.key_bytes if a.scores else 0)
 
 
 def _data_parallel(chosen: Mapping[str, Any]) -> int:
@@ -168,20 +206,34 @@ def _obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
         yield obstacle
     if pp > model.n_layers:
         yield f"pp = {pp} stages for {model.n_layers} layers"
-    heads, kv_heads = model.attention.n_heads, model.attention.n_kv_heads
-    if heads % tp:
-        yield f"tp = {tp} does not divide {heads} attention heads"
-    if model.attention.kind == "gqa" and kv_heads % tp and tp % kv_heads:
-        yield f"tp = {tp} neither divides nor is a multiple of {kv_heads} key/value heads"
-    if model.has_dense_layers and model.d_ff % tp:
-        yield f"tp = {tp} does not divide d_ff = {model.d_ff}"
-    if model.moe is not None:
-        yield from _expert_obstacles(chosen)
+    yield from dict.fromkeys(obstacle for kind in model.kinds[0] for obstacle in _layer_obstacles(chosen, kind))
 
 
-def _expert_obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
+def _layer_obstacles(chosen: Mapping[str, Any], kind: LayerKind) -> Iterator[str]:
+    """Yield what forbids splitting a layer over the tp ranks, and its experts over those of dp * tp."""
+    tp = chosen["tp"]
+    if kind.attention is None or kind.linear is not None or kind.ffn == "none":
+        yield "layers without attention or without a feed-forward network, and linear attention, have no costs yet"
+    if (a := kind.softmax) is not None:
+        if a.span != "full":
+            yield f"{a.span} attention has no costs yet"
+        if a.n_heads % tp:
+            yield f"tp = {tp} does not divide {a.n_heads} attention heads"
+        if a.kind == "gqa" and a.n_kv_heads % tp and tp % a.n_kv_heads:
+            yield f"tp = {tp} neither divides nor is a multiple of {a.n_kv_heads} key/value heads"
+    elif (m := kind.linear) is not None:
+        for what, n in (("heads", m.n_heads), ("key heads", m.n_key_heads)):
+            if n % tp:
+                yield f"tp = {tp} does not divide {n} {what} of linear attention"
+    if kind.d_ff % tp:
+        yield f"tp = {tp} does not divide d_ff = {kind.d_ff}"
+    if kind.moe is not None:
+        yield from _expert_obstacles(chosen, kind.moe)
+
+
+def _expert_obstacles(chosen: Mapping[str, Any], moe: Moe) -> Iterator[str]:
     """Yield what forbids laying the experts over the dp * tp ranks."""
-    moe, dp, tp, ep = chosen["model"].moe, chosen["dp"], chosen["tp"], chosen["ep"]
+    dp, tp, ep = chosen["dp"], chosen["tp"], chosen["ep"]
     if dp * tp % ep:
         yield f"ep = {ep} does not divide dp*tp = {dp}*{tp} = {dp * tp}"
         return  # without a whole moe_tp there is nothing more to say
@@ -192,5 +244,5 @@ def _expert_obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
         yield f"moe_tp = dp*tp/ep = {moe_tp} does not divide d_expert = {moe.d_expert}"
     if tp % moe_tp and moe_tp % tp:
         yield f"moe_tp = dp*tp/ep = {moe_tp} neither divides nor is a multiple of tp = {tp}"
-    if moe.n_shared * moe.d_expert % tp:
-        yield f"tp = {tp} does not divide the shared experts' width {moe.n_shared * moe.d_expert}"
+    if moe.shared_width % tp:
+        yield f"tp = {tp} does not divide the shared experts' width {moe.shared_width}"

@@ -1,24 +1,33 @@
-"""What is served: the shape of a transformer, as far as its cost depends on it.
+"""What is served: the shape of a transformer, as far as its cost and its size depend on it.
 
-A model is a stack of layers, each an attention and a feed-forward network (SwiGLU: gate, up and down projection).
-Attention is grouped-query (``gqa``, which covers multi-head) or multi-head latent (``mla``). Norms, biases, rotary
-embeddings and auxiliary prediction heads are not described.
+A model is a sequence of layers, each with what mixes tokens (attention, linear attention, or nothing) and a
+feed-forward network (dense, experts, or none). A file says either one attention and one kind of network for all
+layers, with ``first_dense`` leading dense ones, or lists ``[[layer]]`` tables: each stands for ``repeat`` layers, those
+marked ``once`` come first, the others are cycled until there are ``n_layers``. What a table does not say is as at the
+top of the file. Multi-token-prediction heads and encoders of images or sound are not described.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from g5cp_vec.config._files import locate, read_record
+from g5cp_vec.config._machine import Tables
 from g5cp_vec.config._record import Count, Frozen, Record
-from g5cp_vec.config.dtypes import Dtype
+from g5cp_vec.config.attention import Attention, Indexer, Linear
+from g5cp_vec.config.dtypes import Dtype, WeightDtype, n_bytes
+from g5cp_vec.config.layers import LayerKind, Moe
+from g5cp_vec.config.weights import Weight, layer_weights
 from g5cp_vec.errors import ConfigError
 
-_MLA_FIELDS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+__all__ = ["Attention", "Dtypes", "Indexer", "LayerKind", "LayerTable", "Linear", "Model", "Moe", "load_model"]
+
 _Size = Annotated[int, Field(ge=0)]
 
 
@@ -26,108 +35,89 @@ _Size = Annotated[int, Field(ge=0)]
 MOST_PARAMETERS = 2**56
 
 
-class Attention(Frozen):
-    """One layer's attention.
+class Dtypes(Frozen):
+    """Element types that a checkpoint stores its weights in; what is not said is the model's ``dtype``.
 
     Attributes
     ----------
-    kind : {"gqa", "mla"}
-    n_heads, n_kv_heads : int
-        Query heads, key/value heads; with ``mla`` every head has keys of its own once the latent is up-projected, so
-        `n_kv_heads` defaults to `n_heads`.
-    head_dim : int
-        Elements per head (``gqa``; 0 with ``mla``).
-    q_lora_rank : int or None
-        Rank of the query compression; None where queries are projected directly.
-    kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim : int
-        Latent width and per-head widths (``mla``; 0 with ``gqa``).
+    attention, ffn, experts : str or None
+        Projections of attention; dense networks and shared experts; routed experts (as `ffn` unless said).
+    embedding, head : str or None
+        Embedding table and output projection; as activations unless said. A tied head is the embedding.
+    kv : str or None
+        Key/value cache; bf16 unless said.
     """
 
-    kind: Literal["gqa", "mla"]
-    n_heads: Count
-    n_kv_heads: Count
-    head_dim: _Size = 0
-    q_lora_rank: Count | None = None
-    kv_lora_rank: _Size = 0
-    qk_nope_head_dim: _Size = 0
-    qk_rope_head_dim: _Size = 0
-    v_head_dim: _Size = 0
+    attention: WeightDtype | None = None
+    ffn: WeightDtype | None = None
+    experts: WeightDtype | None = None
+    embedding: Dtype | None = None
+    head: WeightDtype | None = None
+    kv: Dtype | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _latent_heads(cls, table: Any) -> Any:
-        if isinstance(table, dict) and table.get("kind") == "mla" and "n_heads" in table:
-            return {"n_kv_heads": table["n_heads"], **table}
-        return table
 
-    @model_validator(mode="after")
-    def _fields_fit_the_kind(self) -> Self:
-        gqa, mla = ["head_dim"], list(_MLA_FIELDS)
-        needed, foreign = (gqa, [*mla, "q_lora_rank"]) if self.kind == "gqa" else (mla, gqa)
-        missing = [name for name in needed if not getattr(self, name)]
-        surplus = [name for name in foreign if getattr(self, name)]
-        if missing:
-            raise ValueError(f"kind = {self.kind!r} needs {', '.join(missing)} > 0")
-        if surplus:
-            raise ValueError(f"kind = {self.kind!r} has no {', '.join(surplus)}")
-        if self.n_heads % self.n_kv_heads:
-            raise ValueError(f"n_kv_heads = {self.n_kv_heads} must divide n_heads = {self.n_heads}")
-        return self
+class LayerTable(Frozen):
+    """One ``[[layer]]`` table of a file.
 
-    @property
-    def d_qk(self) -> int:
-        """Elements per head of a query or key."""
-        return self.head_dim if self.kind == "gqa" else self.qk_nope_head_dim + self.qk_rope_head_dim
+    Attributes
+    ----------
+    repeat : int
+        Layers in a row that are so.
+    once : bool
+        Whether these lead the model and are left out of the cycle.
+    mixer : {"attention", "linear", "none"} or None
+        What mixes tokens; by default "linear" where the table has a linear attention of its own, else "attention".
+    ffn : {"dense", "moe", "none"} or None
+        By default "moe" where there are experts and the table has no ``d_ff`` of its own, else "dense".
+    attention : Attention or None
+        In a file, the keys that differ from the model's ``[attention]``.
+    linear : Linear or None
+    d_ff : int
+    moe : Moe or None
+    """
 
-    @property
-    def d_v(self) -> int:
-        """Elements per head of a value."""
-        return self.head_dim if self.kind == "gqa" else self.v_head_dim
+    repeat: Count = 1
+    once: bool = False
+    mixer: Literal["attention", "linear", "none"] | None = None
+    ffn: Literal["dense", "moe", "none"] | None = None
+    attention: Attention | None = None
+    linear: Linear | None = None
+    d_ff: _Size = 0
+    moe: Moe | None = None
 
-    def kv_heads(self, tp: int) -> int:
-        """Return the key/value heads of one tensor-parallel shard; fewer heads than shards are replicated."""
-        return max(1, self.n_kv_heads // tp)
+    def kind(self, model: Model, place: str) -> LayerKind:
+        """Return the layer that the table means in a model.
 
-    def kv_elements(self, tp: int) -> int:
-        """Return the cached elements per token and layer that one tensor-parallel shard holds.
-
-        Keys and values together; a latent is shared by all heads, so every shard holds the whole of it.
+        Raises
+        ------
+        ValueError
+            A part that neither the table nor the model describes.
         """
-        if self.kind == "gqa":
-            return 2 * self.kv_heads(tp) * self.head_dim
-        return self.kv_lora_rank + self.qk_rope_head_dim
-
-
-class Moe(Frozen):
-    """A mixture-of-experts feed-forward network.
-
-    Attributes
-    ----------
-    n_experts, top_k : int
-        Routed experts, and how many of them a token visits.
-    d_expert : int
-        Inner width of one expert.
-    n_shared : int
-        Experts, of the same width, that every token visits.
-    """
-
-    n_experts: Count
-    top_k: Count
-    d_expert: Count
-    n_shared: _Size = 0
-
-    @model_validator(mode="after")
-    def _enough_experts(self) -> Self:
-        if self.top_k > self.n_experts:
-            raise ValueError(f"top_k = {self.top_k} is more than n_experts = {self.n_experts}")
-        return self
-
-
-class LayerKind(Frozen):
-    """What distinguishes one layer from another."""
-
-    attention: Attention
-    ffn: Literal["dense", "moe"]
+        mixer = self.mixer or ("linear" if self.linear and not self.attention else "attention")
+        attention, linear, moe = self.attention or model.attention, self.linear or model.linear, self.moe or model.moe
+        ffn = self.ffn or ("moe" if moe and not self.d_ff else "dense")
+        d_ff = self.d_ff or model.d_ff
+        for name, wanted, known in (
+            ("attention", mixer == "attention", attention),
+            ("linear", mixer == "linear", linear),
+            ("moe", ffn == "moe", moe),
+            ("d_ff", ffn == "dense", d_ff),
+        ):
+            if wanted and not known:
+                what = "expected an integer > 0, the model has dense layers" if name == "d_ff" else "missing"
+                raise ValueError(f"{place}{name}: {what}")
+        if mixer == ffn == "none":
+            raise ValueError(f'{place.removesuffix(".")}: mixer = "none" and ffn = "none" leave an empty layer')
+        return LayerKind(
+            attention={"attention": attention, "linear": linear, "none": None}[mixer],
+            ffn=ffn,
+            d_ff=d_ff if ffn == "dense" else 0,
+            moe=moe if ffn == "moe" else None,
+            gated=model.gated,
+            ffn_bias=model.ffn_bias,
+            norms=model.norms,
+            norm_bias=model.norm_bias,
+        )
 
 
 class Model(Record):
@@ -136,15 +126,32 @@ class Model(Record):
     Attributes
     ----------
     hidden, vocab, n_layers : int
+    attention : Attention or None
+        Of all layers that say nothing else; None only where each does.
+    linear : Linear or None
+        Linear attention of the layers that have it.
     d_ff : int
         Inner width of a dense feed-forward network (0 only where no layer is dense).
     moe : Moe or None
     first_dense : int
         Leading layers that are dense although the model has experts.
+    layer : tuple of LayerTable
+        Layers one by one or in cycles, in place of `first_dense`.
+    gated : bool
+        Whether feed-forward networks have gate, up and down projections, or only the latter two.
+    ffn_bias : bool
+        Whether the projections of feed-forward networks and experts have biases.
+    norms : {"pre", "sandwich", "parallel"}
+        One norm for each half of a layer, on its way in (or out); two, in and out; or one for the whole layer, whose
+        halves both start from it.
+    norm_bias : bool
+        Whether norms have biases beside their weights.
     tie_embeddings : bool
         Whether the output projection is the embedding matrix.
     dtype : str
         Element type the weights are published in; a deployment may choose another.
+    dtypes : Dtypes or None
+        What is published in another type.
     source : str
         Where the numbers are from.
     """
@@ -153,34 +160,71 @@ class Model(Record):
     vocab: Count
     n_layers: Count
     d_ff: _Size = 0
-    attention: Attention
+    attention: Attention | None = None
+    linear: Linear | None = None
     moe: Moe | None = None
     first_dense: _Size = 0
+    layer: Annotated[tuple[LayerTable, ...], Tables] = ()
+    gated: bool = True
+    ffn_bias: bool = False
+    norms: Literal["pre", "sandwich", "parallel"] = "pre"
+    norm_bias: bool = False
     tie_embeddings: bool = False
-    dtype: Dtype
+    dtype: WeightDtype
+    dtypes: Dtypes | None = None
     source: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherit_attention(cls, table: Any) -> Any:
+        """Let the attention of a layer be as the model's where it says nothing else and is of its kind."""
+        if not isinstance(table, dict) or not isinstance(table.get("layer"), list):
+            return table
+        model_s = table.get("attention")
+
+        def inherited(layer: Any) -> Any:
+            own = layer.get("attention") if isinstance(layer, dict) else None
+            if not isinstance(own, dict) or not isinstance(model_s, dict):
+                return layer
+            if own.get("kind", model_s.get("kind")) != model_s.get("kind"):
+                return layer
+            return {**layer, "attention": {**model_s, **own}}
+
+        return {**table, "layer": [inherited(layer) for layer in table["layer"]]}
 
     @model_validator(mode="after")
     def _layers_fit(self) -> Self:
+        if self.layer and self.first_dense:
+            raise ValueError("first_dense: the [[layer]] tables say which layers are dense; leave the key out")
         if self.moe is None and self.first_dense:
             raise ValueError("first_dense: a model without [moe] is dense throughout; leave the key out")
         if self.first_dense >= self.n_layers:
             raise ValueError(f"first_dense = {self.first_dense}: expected less than n_layers = {self.n_layers}")
-        if self.has_dense_layers and not self.d_ff:
-            raise ValueError("d_ff: expected an integer > 0, the model has dense layers")
+        distinct = self.kinds[0]
+        if self.norms == "parallel" and any(kind.attention is None or kind.ffn == "none" for kind in distinct):
+            raise ValueError('norms = "parallel": expected attention and a feed-forward network in every layer')
+        if len({kind.moe.top_k for kind in distinct if kind.moe}) > 1:
+            raise ValueError("layers whose experts differ in top_k are not modelled")
         if self._parameter_bound() > MOST_PARAMETERS:
             raise ValueError(f"more than {MOST_PARAMETERS} parameters: exact byte counts would leave 64 bits")
         return self
 
     def _parameter_bound(self) -> int:
         """Return an upper bound of the number of parameters."""
-        a = self.attention
-        heads = a.n_heads * (a.d_qk + a.d_v) + 2 * a.n_kv_heads * a.d_qk
-        attention = (self.hidden + (a.q_lora_rank or 0) + a.kv_lora_rank) * (heads + a.kv_lora_rank + self.hidden)
-        ffn = 3 * self.hidden * self.d_ff
-        if self.moe is not None:
-            ffn += self.hidden * (self.moe.n_experts + 3 * self.moe.d_expert * (self.moe.n_experts + self.moe.n_shared))
-        return self.n_layers * (2 * attention + ffn) + 2 * self.vocab * self.hidden
+        return self.n_layers * max(map(self._layer_bound, self.kinds[0])) + 2 * self.vocab * self.hidden
+
+    def _layer_bound(self, kind: LayerKind) -> int:
+        total = 3 * self.hidden * (kind.d_ff + 1)
+        if (a := kind.softmax) is not None:
+            heads = a.n_heads * (2 * a.d_qk + a.d_v) + 2 * a.n_kv_heads * a.d_qk
+            if a.indexer is not None:
+                heads += (a.indexer.n_heads + 1) * (a.indexer.head_dim + 1)
+            total += 2 * (self.hidden + (a.q_lora_rank or 0) + a.kv_lora_rank) * (heads + a.kv_lora_rank + self.hidden)
+        if (m := kind.linear) is not None:
+            total += (self.hidden + m.conv_kernel) * (2 * m.key_width + 3 * m.value_width + 4 * m.n_heads)
+        if kind.moe is not None:
+            total += 4 * self.hidden * (kind.moe.n_experts * (kind.moe.d_expert + 1) + kind.moe.shared_width + 1)
+        return total
 
     @cached_property
     def kinds(self) -> tuple[list[LayerKind], list[int]]:
@@ -189,18 +233,93 @@ class Model(Record):
         index = {kind: i for i, kind in enumerate(distinct)}
         return distinct, [index[layer] for layer in self.layers]
 
-    @property
-    def has_dense_layers(self) -> bool:
-        """Whether any layer has a dense feed-forward network."""
-        return self.moe is None or self.first_dense > 0
-
     @cached_property
     def layers(self) -> tuple[LayerKind, ...]:
         """The layers, first to last, `n_layers` of them."""
-        n_dense = self.n_layers if self.moe is None else self.first_dense
-        dense = LayerKind(attention=self.attention, ffn="dense")
-        moe = LayerKind(attention=self.attention, ffn="moe")
-        return (dense,) * n_dense + (moe,) * (self.n_layers - n_dense)
+        if not self.layer:
+            n_dense = self.n_layers if self.moe is None else self.first_dense
+            runs = [(LayerTable(ffn="dense"), n_dense), (LayerTable(ffn="moe"), self.n_layers - n_dense)]
+            return tuple(kind for table, n in runs if n for kind in n * (table.kind(self, ""),))
+        first: list[LayerKind] = []
+        cycled: list[LayerKind] = []
+        for i, table in enumerate(self.layer):
+            if table.once and cycled:
+                raise ValueError(f"layer[{i}].once: the layers that come once lead; move the table up")
+            (first if table.once else cycled).extend(table.repeat * [table.kind(self, f"layer[{i}].")])
+        n = len(first) + len(cycled)
+        if n > self.n_layers or (n < self.n_layers and not cycled):
+            raise ValueError(f"the [[layer]] tables describe {n} layers, n_layers = {self.n_layers}")
+        return tuple(first + list(islice(cycle(cycled), self.n_layers - len(first))))
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any layer has experts."""
+        return any(kind.moe is not None for kind in self.kinds[0])
+
+    @property
+    def top_k(self) -> int:
+        """Experts that a token visits in a layer that has any; 0 without experts."""
+        return max((kind.moe.top_k for kind in self.kinds[0] if kind.moe), default=0)
+
+    @property
+    def default_dtypes(self) -> Dtypes:
+        """The types that weights and cache are published in, all filled in but those that follow activations."""
+        written = self.dtypes or Dtypes()
+        ffn = written.ffn or self.dtype
+        return Dtypes(
+            attention=written.attention or self.dtype,
+            ffn=ffn,
+            experts=written.experts or ffn,
+            embedding=written.embedding,
+            head=written.embedding if self.tie_embeddings else written.head,
+            kv=written.kv or "bf16",
+        )
+
+    def kv_bytes_per_token(self, dtype: str = "bf16") -> int:
+        """Return the bytes that one more token adds to the caches of all layers, before any window is full.
+
+        Keys and values (or latents) in `dtype`, and the keys of indexers in their own; linear layers add none.
+        """
+        softmax = [kind.softmax for kind in self.layers if kind.softmax is not None]
+        keys = sum(a.scores.key_bytes for a in softmax if a.scores is not None)
+        return keys + sum(int(n_bytes(a.kv_elements(1), dtype)) for a in softmax)
+
+    @cached_property
+    def _weights(self) -> list[tuple[int, Weight, LayerKind | None]]:
+        """(number of such, weight, layer kind) of everything; multi-token-prediction heads left out."""
+        tables = 1 if self.tie_embeddings else 2
+        names = ("embedding", "head")[:tables]
+        everything: list[tuple[int, Weight, LayerKind | None]] = [
+            (1, Weight(name, name, self.vocab, self.hidden), None) for name in names
+        ]
+        everything.append((1, Weight("norms", "activation", 1, self.hidden * (1 + self.norm_bias)), None))
+        distinct, sequence = self.kinds
+        for i, n in Counter(sequence).items():
+            everything += [(n, weight, distinct[i]) for weight in layer_weights(self.hidden, distinct[i])]
+        return everything
+
+    @cached_property
+    def parameters(self) -> dict[str, int]:
+        """Exact number of parameters by module, multi-token-prediction heads left out."""
+        total: Counter[str] = Counter()
+        for n, weight, _ in self._weights:
+            total[weight.module] += n * weight.elements
+        return dict(total)
+
+    @property
+    def n_parameters(self) -> int:
+        """Exact number of parameters, multi-token-prediction heads left out."""
+        return sum(self.parameters.values())
+
+    @property
+    def n_active_parameters(self) -> int:
+        """Parameters less the routed experts that a token does not visit; the embedding table counts whole."""
+        idle = 0
+        for n, weight, kind in self._weights:
+            if weight.module == "experts" and kind is not None and kind.moe is not None:
+                # Every expert has the same weights.
+                idle += n * weight.elements // kind.moe.n_experts * (kind.moe.n_experts - kind.moe.top_k)
+        return self.n_parameters - idle
 
 
 def load_model(name_or_path: str, base: Path | None = None) -> Model:

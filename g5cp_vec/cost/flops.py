@@ -23,9 +23,9 @@ def layer_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     parts = _attention_parts(dep, load, kind)
     if kind.ffn == "dense":
         norm = _memory("ffn", 4 * _hidden(dep, _sequence_tokens(dep, load)), dep)
-        parts["ffn"] = [norm, *_mlp(dep, "ffn", load.rank_tokens, dep.model.d_ff // dep.tp)]
+        parts["ffn"] = [norm, *_mlp(dep, "ffn", load.rank_tokens, kind.d_ff // dep.tp)]
     else:
-        parts |= _moe_parts(dep, load)
+        parts |= _moe_parts(dep, load, kind)
     return parts
 
 
@@ -41,7 +41,7 @@ def edge_parts(dep: Deployment, load: Load) -> OpParts:
 
 def attention_flops(dep: Deployment, load: Load, kind: LayerKind) -> Count:
     """FLOPs of one layer's causal attention over the whole (padded) sequence, heads of one tp shard."""
-    attention = kind.attention
+    attention = kind.softmax
     heads = attention.n_heads // dep.tp
     new, cached = wide(load.new), wide(load.cached)
     if dep.phase == "decode":
@@ -52,7 +52,7 @@ def attention_flops(dep: Deployment, load: Load, kind: LayerKind) -> Count:
 
 def absorbed_dims(kind: LayerKind) -> tuple[int, int]:
     """Return the per-head width of query and output in decode: MLA attends latents (absorbed projections)."""
-    attention = kind.attention
+    attention = kind.softmax
     if attention.kind == "mla":
         return attention.kv_lora_rank + attention.qk_rope_head_dim, attention.kv_lora_rank
     return attention.d_qk, attention.d_v
@@ -89,8 +89,8 @@ def _mlp(dep: Deployment, name: str, tokens: Count, width: int, n_experts: Count
     ]
 
 
-def _moe_parts(dep: Deployment, load: Load) -> OpParts:
-    moe = dep.model.moe
+def _moe_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
+    moe = kind.moe
     assert moe is not None
     assert dep.ep is not None
     assert dep.moe_tp is not None
@@ -114,7 +114,7 @@ def _moe_parts(dep: Deployment, load: Load) -> OpParts:
 
 
 def _attention_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
-    attention, hidden, tp, tokens = kind.attention, dep.model.hidden, dep.tp, load.rank_tokens
+    attention, hidden, tp, tokens = kind.softmax, dep.model.hidden, dep.tp, load.rank_tokens
     heads = attention.n_heads // tp
     norm = _memory("qkv", 4 * _hidden(dep, _sequence_tokens(dep, load)), dep)
     if attention.kind == "gqa":
@@ -139,7 +139,7 @@ def _attention_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
 
 def _latent_projections(dep: Deployment, load: Load, kind: LayerKind) -> list[Part]:
     """MLA: query through its latent, K/V to theirs; at cp = 1 prefill also up-projects the whole context's K/V."""
-    attention, hidden, tokens = kind.attention, dep.model.hidden, load.rank_tokens
+    attention, hidden, tokens = kind.softmax, dep.model.hidden, load.rank_tokens
     heads = attention.n_heads // dep.tp
     query, rank = heads * attention.d_qk, attention.q_lora_rank
     latent = attention.kv_lora_rank + attention.qk_rope_head_dim
@@ -158,7 +158,7 @@ def _latent_projections(dep: Deployment, load: Load, kind: LayerKind) -> list[Pa
 
 def _kv_up(dep: Deployment, rows: Count, kind: LayerKind) -> Part:
     """Up-projection of latents to the keys and values of this shard's heads (kv_b_proj)."""
-    attention = kind.attention
+    attention = kind.softmax
     width = attention.n_heads // dep.tp * (attention.qk_nope_head_dim + attention.v_head_dim)
     return _gemm(dep, "kv_up", rows, attention.kv_lora_rank, width, dep.dtype)
 
@@ -170,7 +170,7 @@ def _per_head(dep: Deployment, flop_class: str, tokens: Count, heads: int, k: in
 
 def _prefill_attention(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     """Count the whole attention at cp = 1; one of cp equal ring steps otherwise (a cp^2-th of the FLOPs each)."""
-    attention, cp = kind.attention, dep.cp
+    attention, cp = kind.softmax, dep.cp
     heads, kv_heads = attention.n_heads // dep.tp, attention.kv_heads(dep.tp)
     if attention.kind == "mla":
         kv_heads = heads  # up-projected
@@ -203,7 +203,7 @@ def _prefill_attention(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
 
 def _decode_attention(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     """One token per sequence over the rank's share of the cache, which is read once."""
-    cp, attention = dep.cp, kind.attention
+    cp, attention = dep.cp, kind.softmax
     heads = attention.n_heads // dep.tp
     d_qk, d_v = absorbed_dims(kind)
     cache = n_bytes(load.batch * (load.cached // cp) * attention.kv_elements(dep.tp), dep.kv_dtype)

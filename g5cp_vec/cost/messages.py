@@ -41,11 +41,11 @@ def message_bytes(dep: Deployment, load: Load, kinds: list[LayerKind], key: Mess
 
 
 def _attention_message(dep: Deployment, load: Load, kind: LayerKind, name: str) -> Count:
-    heads = kind.attention.n_heads // dep.tp
+    heads = kind.softmax.n_heads // dep.tp
     d_q, d_out = absorbed_dims(kind)
     if name == "cp_pass_kv":
         block = load.batch * (load.context // dep.cp)
-        return n_bytes(block * kind.attention.kv_elements(dep.tp), dep.kv_dtype)
+        return n_bytes(block * kind.softmax.kv_elements(dep.tp), dep.kv_dtype)
     if name == "cp_pass_q":
         return n_bytes(load.batch * heads * d_q, dep.activation_dtype)
     assert name == "cp_reduce"

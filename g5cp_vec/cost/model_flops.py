@@ -24,9 +24,9 @@ def model_flops(dep: Deployment, load: Load) -> dict[str, Count]:
         total[dep.dtype] += n_layers * 2 * tokens * _projection_weights(dep, kind)
         total[dep.activation_dtype] += n_layers * _attention(dep, load, kind, sequences)
         if kind.ffn == "dense":
-            total[dep.ffn_dtype] += n_layers * 2 * tokens * 3 * dep.model.hidden * dep.model.d_ff
+            total[dep.ffn_dtype] += n_layers * 2 * tokens * 3 * dep.model.hidden * kind.d_ff
         else:
-            moe = dep.model.moe
+            moe = kind.moe
             assert moe is not None
             active = 3 * dep.model.hidden * moe.d_expert * (moe.top_k + moe.n_shared)
             total[dep.ffn_dtype] += n_layers * 2 * tokens * active
@@ -36,7 +36,7 @@ def model_flops(dep: Deployment, load: Load) -> dict[str, Count]:
 
 
 def _projection_weights(dep: Deployment, kind: LayerKind) -> int:
-    attention, hidden = kind.attention, dep.model.hidden
+    attention, hidden = kind.softmax, dep.model.hidden
     query, output = attention.n_heads * attention.d_qk, attention.n_heads * attention.d_v
     if attention.kind == "gqa":
         return hidden * (query + attention.n_kv_heads * (attention.d_qk + attention.d_v)) + output * hidden
@@ -50,6 +50,6 @@ def _attention(dep: Deployment, load: Load, kind: LayerKind, sequences: Count) -
     new, cached = wide(load.new_unpadded), wide(load.cached_unpadded)
     if dep.phase == "decode":
         d_qk, d_v = absorbed_dims(kind)
-        return wide(sequences) * 2 * kind.attention.n_heads * (d_qk + d_v) * cached
-    widths = kind.attention.d_qk + kind.attention.d_v
-    return wide(sequences) * kind.attention.n_heads * widths * (2 * new * cached + new * new)
+        return wide(sequences) * 2 * kind.softmax.n_heads * (d_qk + d_v) * cached
+    widths = kind.softmax.d_qk + kind.softmax.d_v
+    return wide(sequences) * kind.softmax.n_heads * widths * (2 * new * cached + new * new)

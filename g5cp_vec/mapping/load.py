@@ -78,7 +78,6 @@ def expert_rows(dep: Deployment, load: Load) -> tuple[Count, Count]:
     evenly to all of them: rows = ceil(dp * tokens * top_k / ep^2). Where the ranks that split an expert span
     replicas, each contributes its tp-th of the replica's tokens to the gathering.
     """
-    assert dep.model.moe is not None
     assert dep.ep is not None
-    rows = ceil_div(dep.dp * load.rank_tokens * dep.model.moe.top_k, dep.ep * dep.ep)
+    rows = ceil_div(dep.dp * load.rank_tokens * dep.model.top_k, dep.ep * dep.ep)
     return rows, ceil_div(load.rank_tokens, dep.tp)

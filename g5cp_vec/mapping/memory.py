@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.config.dtypes import n_bytes
-from g5cp_vec.config.model import LayerKind
+from g5cp_vec.config.dtypes import matrix_bytes, n_bytes
+from g5cp_vec.config.layers import LayerKind
+from g5cp_vec.config.weights import Shards, Weight, layer_weights
 from g5cp_vec.mapping.load import Count, build_load, ceil_div
 from g5cp_vec.mapping.structure import stage_layers
 
@@ -112,7 +113,7 @@ def _choose(mask: Any, if_true: Count, if_false: Count) -> Count:
 def _distinct_stages(dep: Deployment) -> list[_Stage]:
     """Return the stages of a deployment, equal ones once."""
     kinds, sequence = dep.model.kinds
-    elements = [kind.attention.kv_elements(dep.tp) for kind in kinds]
+    elements = [kind.softmax.kv_elements(dep.tp) for kind in kinds]
     weights = [layer_weight_bytes(dep, kind) for kind in kinds]
     widths = [_widest(dep, kind) for kind in kinds]
     stages = []
@@ -131,40 +132,30 @@ def _distinct_stages(dep: Deployment) -> list[_Stage]:
 
 
 def layer_weight_bytes(dep: Deployment, kind: LayerKind) -> int:
-    """Weight bytes of one layer on one rank; norms and the router are kept in the activation type."""
-    attention, hidden, tp = kind.attention, dep.model.hidden, dep.tp
-    heads = attention.n_heads // tp
-    if attention.kind == "gqa":
-        projections = hidden * (heads * attention.d_qk + attention.kv_heads(tp) * (attention.d_qk + attention.d_v))
-        norms = 2 * hidden
-    else:
-        query, rank, latent = heads * attention.d_qk, attention.q_lora_rank, attention.kv_lora_rank
-        projections = hidden * query if rank is None else (hidden + query) * rank
-        projections += hidden * (latent + attention.qk_rope_head_dim)
-        projections += latent * heads * (attention.qk_nope_head_dim + attention.v_head_dim)
-        norms = 2 * hidden + latent + (rank or 0)
-    projections += heads * attention.d_v * hidden
-    total = n_bytes(projections, dep.dtype) + n_bytes(norms, dep.activation_dtype)
-    if kind.ffn == "dense":
-        return total + n_bytes(3 * hidden * (dep.model.d_ff // tp), dep.ffn_dtype)
-    moe = dep.model.moe
-    assert moe is not None
-    assert dep.ep is not None
-    assert dep.moe_tp is not None
-    experts = moe.n_experts // dep.ep * (moe.d_expert // dep.moe_tp) + moe.n_shared * moe.d_expert // tp
-    router = n_bytes(hidden * moe.n_experts, dep.activation_dtype)
-    return total + router + n_bytes(3 * hidden * experts, dep.ffn_dtype)
+    """Weight bytes of one layer on one rank; vectors, routers and convolutions are kept in the activation type."""
+    shards = Shards(dep.tp, dep.ep or 1, dep.moe_tp or 1)
+    return sum(_stored_bytes(dep, weight) for weight in layer_weights(dep.model.hidden, kind, shards))
+
+
+def _stored_bytes(dep: Deployment, weight: Weight) -> int:
+    dtype = {
+        "attention": dep.dtype,
+        "ffn": dep.ffn_dtype,
+        "experts": dep.expert_dtype,
+        "activation": dep.activation_dtype,
+    }[weight.stored]
+    return weight.n * matrix_bytes(weight.inputs, weight.outputs, dtype)
 
 
 def _edge_weight_bytes(dep: Deployment, *, first: bool, last: bool) -> int:
     """Embedding table on the first stage; final norm and the rank's part of the head on the last."""
     model = dep.model
-    elements = model.vocab * model.hidden if first else 0
+    total = matrix_bytes(model.vocab, model.hidden, dep.embedding_dtype) if first else 0
     if last:
-        elements += model.hidden
+        total += int(n_bytes(model.hidden * (1 + model.norm_bias), dep.activation_dtype))
         if not (first and model.tie_embeddings):
-            elements += ceil_div(model.vocab, dep.tp) * model.hidden
-    return n_bytes(elements, dep.activation_dtype)
+            total += matrix_bytes(model.hidden, ceil_div(model.vocab, dep.tp), dep.head_dtype)
+    return total
 
 
 def _stage_memory(dep: Deployment, stage: _Stage, seq_len: Count, batch: Count, cached_tokens: Count) -> Memory:
@@ -183,11 +174,11 @@ def _stage_memory(dep: Deployment, stage: _Stage, seq_len: Count, batch: Count, 
 
 def _widest(dep: Deployment, kind: LayerKind) -> int:
     """Elements per token at the widest moment of a layer, beside the residual stream and its copy."""
-    attention, tp = kind.attention, dep.tp
+    attention, tp = kind.softmax, dep.tp
     heads = attention.n_heads // tp
     kv_heads = attention.kv_heads(tp) if attention.kind == "gqa" else heads
     qkv = heads * attention.d_qk + kv_heads * (attention.d_qk + attention.d_v)
     if kind.ffn == "dense":
-        return max(qkv, 2 * dep.model.d_ff // tp)
-    assert dep.model.moe is not None
-    return max(qkv, dep.model.moe.top_k * dep.model.hidden)
+        return max(qkv, 2 * kind.d_ff // tp)
+    assert kind.moe is not None
+    return max(qkv, kind.moe.top_k * dep.model.hidden)

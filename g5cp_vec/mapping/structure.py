@@ -68,7 +68,7 @@ def _layer_plan(dep: Deployment) -> LayerPlan:
         form=(dep.prefill_form or dep.decode_form) if dep.cp > 1 else None,
         collective=dep.collective,
         ep=dep.ep,
-        has_shared=dep.model.moe is not None and dep.model.moe.n_shared > 0,
+        has_shared=any(kind.moe is not None and kind.moe.n_shared > 0 for kind in dep.model.kinds[0]),
     )
 
 

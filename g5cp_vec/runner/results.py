@@ -156,7 +156,7 @@ def _applies(dep: Deployment, traffic: str) -> bool:
     if traffic.startswith("passq"):
         return dep.phase == "decode" and dep.cp > 1
     if traffic == "ep_bytes":
-        return dep.model.moe is not None
+        return dep.model.has_experts
     return dep.tp > 1 if traffic == "tp_bytes" else dep.pp > 1
 
 
