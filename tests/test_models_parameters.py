@@ -95,7 +95,7 @@ def test_mixtral():
 
 
 def test_gpt_oss():
-    """Model card (arXiv:2508.10925, table 1): MLP 114.71B, attention 0.96B, embedding and head 1.16B, 116.83B, 5.13B."""
+    """Card (arXiv:2508.10925, table 1): MLP 114.71B, attention 0.96B, embedding and head 1.16B, 116.83B, 5.13B."""
     counts = GPT_OSS.parameters
     assert round((counts["experts"] + counts["router"]) / 1e9, 2) == 114.71
     assert round((counts["attention"] + counts["norms"]) / 1e9, 2) == 0.96
