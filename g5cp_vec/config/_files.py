@@ -80,7 +80,7 @@ def locate(kind: Kind, text: str, base: Path | None = None) -> Path:
         except (OSError, ValueError):  # a name no file can have: too long, or with a NUL in it
             continue
     what = _SINGULAR[kind]
-    if text.endswith((".toml", ".json")) or "/" in text:
+    if text.endswith((".toml", ".json", ".yaml", ".yml")) or "/" in text:
         raise ConfigError(f"{describe(text)}: no such {what} file")
     hint = did_you_mean(text, names)
     raise ConfigError(f"unknown {what} {describe(text)}{hint or ';'} presets: {', '.join(names)}; or give a path")

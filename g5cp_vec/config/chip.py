@@ -11,7 +11,9 @@ from pydantic import ConfigDict, TypeAdapter, field_validator, model_validator
 
 from g5cp_vec.config._files import anchored_runtime, describe, locate, read_record
 from g5cp_vec.config._record import Count, Fraction, Frozen, Positive, Record
+from g5cp_vec.config._yaml import is_yaml
 from g5cp_vec.config.dtypes import Dtype
+from g5cp_vec.config.grouped_chip import read_grouped_chip
 
 _PEAKS = TypeAdapter(dict[Dtype, Positive], config=ConfigDict(strict=True, allow_inf_nan=False))
 
@@ -92,7 +94,12 @@ class Chip(Record):
 
 
 def load_chip(name_or_path: str, base: Path | None = None) -> Chip:
-    """Return a chip by preset name or TOML path; see :func:`g5cp_vec.config.model.load_model`."""
+    """Return a chip by preset name or path, of TOML or of grouped YAML that describes one kind of chip.
+
+    See :func:`g5cp_vec.config.model.load_model`, and `g5cp_vec.config.grouped_chip` for the YAML.
+    """
     path = locate("chips", name_or_path, base)
+    if is_yaml(path):
+        return Chip.model_validate(read_grouped_chip(path))
     chip = read_record(Chip, path)
     return chip.model_copy(update={"runtime": anchored_runtime(chip.runtime, path)})

@@ -20,6 +20,9 @@ Links = NDArray[np.int64]
 # Names looked through for a near one; a machine with more of them shows its first and its last.
 _MOST_COMPARED = 4096
 
+# Of one machine: as many as a full mesh of 4096 chips has.
+MOST_LINKS = 1 << 24
+
 
 def matcher(pattern: str) -> Callable[[str], bool]:
     """Return whether a name is described by a pattern, as a function."""
@@ -161,6 +164,93 @@ class NodeNames(LinkNames):
         if block < 4:
             return f"node{i // self.nics_per_node}.nic{i % self.nics_per_node}.{way}"
         return f"node{i}.{way}"
+
+
+def n_levels_used(n_chips: int, sizes: Sequence[int]) -> int:
+    """Return how many levels lie between the chips in use and the smallest unit that holds them all, at least one.
+
+    Parameters
+    ----------
+    n_chips : int
+    sizes : sequence of int
+        Chips in a unit of each level, from 1 on.
+    """
+    return max(1, sum(size < n_chips for size in sizes))
+
+
+class TreeNames(LinkNames):
+    """``chip5.up`` of every chip and ``chip5.down``, then ``level1.switch2.up`` and ``.down`` of every switch in use.
+
+    Level 1 is that of the switches next to the chips. A switch over all chips in use has no links up.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        Chips under what the links of each level used lead up from: 1, then those of a switch of level 1, ...
+    first : ndarray of int64, shape (n_levels, 2)
+        First link up and first link down of each level used.
+    """
+
+    def __init__(self, n_chips: int, sizes: Sequence[int]) -> None:
+        self.sizes = tuple(sizes[: n_levels_used(n_chips, sizes)])
+        n_lower = [-(-n_chips // size) for size in self.sizes]
+        bounds = np.cumsum([0, *(n for n in n_lower for _ in range(2))])
+        self.first = bounds[:-1].reshape(-1, 2)
+        self.n_links = int(bounds[-1])
+
+    def name(self, link: int) -> str:
+        """Return ``chip5.up`` or ``level1.switch2.down``."""
+        block = int(np.searchsorted(self.first.ravel(), link, side="right")) - 1
+        level, is_down = divmod(block, 2)
+        unit = f"level{level}.switch" if level else "chip"
+        return f"{unit}{link - int(self.first[level, is_down])}.{'down' if is_down else 'up'}"
+
+
+class TierNames(LinkNames):
+    """Of the parts of every unit in use: ``chip0>chip3`` between chips of a board, ``board2.up`` of a board, ...
+
+    Parameters
+    ----------
+    n_chips : int
+    tiers : sequence of (str, int, str, int)
+        Name of a unit, parts of it, how they are joined, and how many links that takes; from the chips outwards.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        Chips in a part of each level used: 1, then those of a unit of the first level, ...
+    first : ndarray of int64, shape (n_levels + 1,)
+        First link of each level used, then the number of links.
+    per_unit : tuple of int
+        Links of a unit of each level used.
+    """
+
+    def __init__(self, n_chips: int, tiers: Sequence[tuple[str, int, str, int]]) -> None:
+        products = [math.prod(size for _, size, *_ in tiers[:level]) for level in range(len(tiers))]
+        used = tiers[: n_levels_used(n_chips, products)]
+        self.sizes = tuple(products[: len(used)])
+        self._parts = [("chip", *used[0][1:3])] + [
+            (below[0], *tier[1:3]) for below, tier in zip(used, used[1:], strict=False)
+        ]
+        self.per_unit = tuple(tier[3] for tier in used)
+        n_units = [-(-n_chips // (size * tier[1])) for size, tier in zip(self.sizes, used, strict=True)]
+        self.first = np.cumsum([0, *(n * links for n, links in zip(n_units, self.per_unit, strict=True))])
+        self.n_links = int(self.first[-1])
+
+    def name(self, link: int) -> str:
+        """Return ``chip0>chip3`` or ``board2.up``."""
+        level = int(np.searchsorted(self.first, link, side="right")) - 1
+        part, size, connect = self._parts[level]
+        unit, place = divmod(link - int(self.first[level]), self.per_unit[level])
+        if connect == "full_mesh":
+            src, to = divmod(place, size - 1)
+            dst = to + (to >= src)
+        else:
+            is_down, src = divmod(place, size)
+            if connect == "switch":
+                return f"{part}{unit * size + src}.{'down' if is_down else 'up'}"
+            dst = (src - 1 if is_down else src + 1) % size
+        return f"{part}{unit * size + src}>{part}{unit * size + dst}"
 
 
 class WireNames(LinkNames):

@@ -1,7 +1,8 @@
 """How the chips are wired: the parameters of each kind of network, not its routes (those are the mapping's).
 
 Bandwidths are per direction. A latency is that of one whole route inside its tier, except in a ring, torus, full mesh
-or graph, where it is that of each link.
+or graph, where it is that of each link. What the kinds of several tiers mean stands in `g5cp_vec.config.tiers`, what a
+list of links does in `g5cp_vec.config.graph`, and how grouped YAML is read in `g5cp_vec.config.grouped`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,28 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from g5cp_vec.config._files import anchored_runtime, describe, did_you_mean, locate, read_record, read_toml
 from g5cp_vec.config._machine import Degrade, Machine
-from g5cp_vec.config._record import Count, Frozen, NonNegative, Positive
+from g5cp_vec.config._record import Count, Fraction, Frozen, NonNegative, Positive
 from g5cp_vec.config.graph import Graph, Wire
+from g5cp_vec.config.grouped import Grouped, grouped_machine, is_yaml
 from g5cp_vec.config.links import LinkNames, MeshNames, NodeNames, PortNames, TorusNames, matcher
+from g5cp_vec.config.tiers import FatTree, Tiered
 from g5cp_vec.errors import ConfigError
 
-__all__ = ["Degrade", "FullMesh", "Graph", "Hgx", "Ring", "Switch", "Topology", "Torus", "Wire", "load_topology"]
+__all__ = [
+    "Degrade",
+    "FatTree",
+    "FullMesh",
+    "Graph",
+    "Grouped",
+    "Hgx",
+    "Ring",
+    "Switch",
+    "Tiered",
+    "Topology",
+    "Torus",
+    "Wire",
+    "load_topology",
+]
 
 # A mesh has a link for every pair of chips: 17 million.
 MOST_MESHED_CHIPS = 4096
@@ -161,6 +178,8 @@ class Hgx(Machine):
     nics_per_node : int
     nic_bytes_per_s : float
         Of each network interface (bytes/s).
+    scale_up_efficiency, scale_out_efficiency : float
+        Share of the rate that payload gets inside a node, and of interfaces and spine; besides `protocol_efficiency`.
     oversubscription : float
         The interfaces of a node together over its share of the spine; 1 for a spine that never blocks.
     chips_used_per_node : int or None
@@ -174,6 +193,8 @@ class Hgx(Machine):
     nics_per_node: Count
     nic_bytes_per_s: Positive
     scale_out_latency_s: NonNegative
+    scale_up_efficiency: Fraction = 1.0
+    scale_out_efficiency: Fraction = 1.0
     oversubscription: Annotated[float, Field(ge=1)] = 1.0
     chips_used_per_node: Count | None = None
 
@@ -211,7 +232,9 @@ class Hgx(Machine):
         return NodeNames(n_chips, used, self.nics_per_node, has_spine=self.has_spine(n_chips))
 
 
-Topology: TypeAlias = Switch | Ring | Torus | FullMesh | Graph | Hgx
+Topology: TypeAlias = Switch | Ring | Torus | FullMesh | Graph | Hgx | FatTree | Tiered | Grouped
+
+# Grouped is not among them: it has a format of its own.
 
 _KINDS: dict[str, type[Machine]] = {
     "switch": Switch,
@@ -220,6 +243,8 @@ _KINDS: dict[str, type[Machine]] = {
     "full_mesh": FullMesh,
     "graph": Graph,
     "hgx": Hgx,
+    "fat_tree": FatTree,
+    "tiered": Tiered,
 }
 FrozenT = TypeVar("FrozenT", bound=Frozen)
 
@@ -237,15 +262,22 @@ def _payload(record: FrozenT, efficiency: float) -> FrozenT:
 
 
 def load_topology(name_or_path: str, base: Path | None = None) -> Topology:
-    """Return a topology by preset name or TOML path; see :func:`g5cp_vec.config.model.load_model`."""
+    """Return a topology by preset name or path, of TOML or of grouped YAML.
+
+    See :func:`g5cp_vec.config.model.load_model`, and `g5cp_vec.config.grouped` for the YAML.
+    """
     path = locate("topologies", name_or_path, base)
+    topology = grouped_machine(path) if is_yaml(path) else _read_kind(path)
+    runtime = anchored_runtime(topology.runtime, path)
+    loaded = _payload(topology, topology.protocol_efficiency).model_copy(update={"runtime": runtime})
+    assert isinstance(loaded, Topology)
+    return loaded
+
+
+def _read_kind(path: Path) -> Machine:
     table = read_toml(path)
     kind = table.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         found = "missing" if kind is None else f"got {describe(kind)}{did_you_mean(str(kind), _KINDS)}"
         raise ConfigError(f"{path}: kind: expected one of {', '.join(_KINDS)}, {found}")
-    topology = read_record(_KINDS[kind], path, table)
-    runtime = anchored_runtime(topology.runtime, path)
-    loaded = _payload(topology, topology.protocol_efficiency).model_copy(update={"runtime": runtime})
-    assert isinstance(loaded, Topology)
-    return loaded
+    return read_record(_KINDS[kind], path, table)

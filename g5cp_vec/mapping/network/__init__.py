@@ -6,12 +6,14 @@ structure; `Network.capacities`, `Network.latencies` and `Network.rates` give th
 
 from __future__ import annotations
 
-from g5cp_vec.config.topology import FullMesh, Graph, Hgx, Ring, Switch, Topology, Torus
+from g5cp_vec.config.topology import FatTree, FullMesh, Graph, Grouped, Hgx, Ring, Switch, Tiered, Topology, Torus
 from g5cp_vec.mapping.network.base import Chips, Network, Routes
 from g5cp_vec.mapping.network.degraded import DegradedNetwork
 from g5cp_vec.mapping.network.direct import MeshNetwork, TorusNetwork
 from g5cp_vec.mapping.network.graph import GraphNetwork
+from g5cp_vec.mapping.network.grouped import GroupedNetwork
 from g5cp_vec.mapping.network.switched import HgxNetwork, SwitchNetwork
+from g5cp_vec.mapping.network.tiers import FatTreeNetwork, TieredNetwork
 
 __all__ = ["Chips", "Network", "Routes", "build_network"]
 
@@ -37,5 +39,11 @@ def _sound(topology: Topology, n_chips: int) -> Network:
         return MeshNetwork(topology, n_chips)
     if isinstance(topology, Graph):
         return GraphNetwork(topology, n_chips)
+    if isinstance(topology, FatTree):
+        return FatTreeNetwork(topology, n_chips)
+    if isinstance(topology, Tiered):
+        return TieredNetwork(topology, n_chips)
+    if isinstance(topology, Grouped):
+        return GroupedNetwork(topology, n_chips)
     assert isinstance(topology, Hgx)
     return HgxNetwork(topology, n_chips)

@@ -69,8 +69,8 @@ class HgxNetwork(Network):
     def capacities(self) -> list[float]:
         """Chip port, NIC, node port of the spine."""
         t = self.topology
-        spine = t.nics_per_node * t.nic_bytes_per_s / t.oversubscription
-        return [t.scale_up_bytes_per_s, t.nic_bytes_per_s, spine]
+        nic = t.nic_bytes_per_s * t.scale_out_efficiency
+        return [t.scale_up_bytes_per_s * t.scale_up_efficiency, nic, t.nics_per_node * nic / t.oversubscription]
 
     def latencies(self) -> list[float]:
         """Scale-up, scale-out."""

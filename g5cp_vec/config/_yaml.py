@@ -1,0 +1,83 @@
+"""YAML as plain data: no tags, no aliases, no key twice, and one line about whatever else is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from g5cp_vec.errors import ConfigError
+
+_MOST_BYTES = 1 << 24
+_DEEPEST = 64
+
+
+def is_yaml(path: Path) -> bool:
+    """Whether a file's name says that it is YAML."""
+    return path.suffix.lower() in (".yaml", ".yml")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file that holds a table.
+
+    Raises
+    ------
+    ConfigError
+        Not readable, not YAML, not a table, or YAML that means more than it shows.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(f"{path}: has {path.stat().st_size} bytes, expected at most {_MOST_BYTES}")
+        contents = _parsed(path, path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a directory, expected a YAML file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}), expected a YAML file") from None
+    if not isinstance(contents, dict):
+        raise ConfigError(f"{path}: holds no keys, expected a YAML table")
+    return contents
+
+
+def _parsed(path: Path, text: str) -> Any:
+    import yaml  # read by few, and slow to import
+
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(base):  # type: ignore[misc]
+        """Like the safe one, which takes the last of several equal keys, and keys that are no text."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            known = set[str]()
+            for key, _ in node.value:
+                if key.tag != "tag:yaml.org,2002:str":
+                    raise yaml.MarkedYAMLError(problem="a key that is no text", problem_mark=key.start_mark)
+                if key.value in known:
+                    raise yaml.MarkedYAMLError(problem=f"key {key.value!r} stands twice", problem_mark=key.start_mark)
+                known.add(key.value)
+            return super().construct_mapping(node, deep=deep)
+
+    try:
+        _check_events(yaml, yaml.parse(text, Loader=base))
+        return yaml.load(text, Loader=Loader)  # noqa: S506 (a safe one)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        problem = " ".join(str(error.problem or error.context).split())
+        raise ConfigError(f"{path}: is not YAML that can be read: {problem}{where}") from None
+    except (yaml.YAMLError, ValueError) as error:  # a character that none may have, a date that is none
+        raise ConfigError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _check_events(yaml: Any, events: Any) -> None:
+    """Refuse aliases, which a short file multiplies into any size, and nesting that nobody writes."""
+    depth = 0
+    for event in events:
+        if isinstance(event, yaml.AliasEvent):
+            problem = f"alias *{event.anchor}; write out what it stands for"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise yaml.MarkedYAMLError(problem="is nested too deeply", problem_mark=event.start_mark)
