@@ -19,8 +19,15 @@ def _tables(value: Any) -> Any:
     raise ValueError(f"expected a list of tables, got {describe(value)}")
 
 
+def _some_tables(value: Any) -> Any:
+    if isinstance(value, list | tuple) and value:
+        return tuple(value)
+    raise ValueError(f"expected a list of tables, at least one, got {describe(value)}")
+
+
 # Before the schema of an array of tables: TOML has lists, records have tuples.
 Tables = BeforeValidator(_tables)
+SomeTables = BeforeValidator(_some_tables)
 
 
 def _one_or_more(value: Any) -> list[Any] | None:

@@ -26,7 +26,7 @@ import numpy as np
 from pydantic import Field
 
 from g5cp_vec.config._files import describe, read_record
-from g5cp_vec.config._machine import Degrade, Machine, Tables
+from g5cp_vec.config._machine import Degrade, Machine, SomeTables, Tables
 from g5cp_vec.config._record import Count, Fraction, Frozen, NonNegative, Positive, Record
 from g5cp_vec.config._yaml import is_yaml, read_yaml
 from g5cp_vec.config.graph import MOST_CHIPS
@@ -66,21 +66,21 @@ class BoardGroup(_Labelled):
     """Equal boards of a rack."""
 
     count: Count
-    chips: Annotated[tuple[ChipGroup, ...], Tables, Field(min_length=1)]
+    chips: Annotated[tuple[ChipGroup, ...], SomeTables]
 
 
 class RackGroup(_Labelled):
     """Equal racks of a pod."""
 
     count: Count
-    boards: Annotated[tuple[BoardGroup, ...], Tables, Field(min_length=1)]
+    boards: Annotated[tuple[BoardGroup, ...], SomeTables]
 
 
 class PodGroup(_Labelled):
     """Equal pods."""
 
     count: Count
-    racks: Annotated[tuple[RackGroup, ...], Tables, Field(min_length=1)]
+    racks: Annotated[tuple[RackGroup, ...], SomeTables]
 
 
 class Rates(Frozen):
@@ -126,7 +126,7 @@ class Connection(Frozen):
 class GroupedFile(Record):
     """The file as it is written; ``runtime`` and ``degrade`` are those of any topology."""
 
-    pods: Annotated[tuple[PodGroup, ...], Tables, Field(min_length=1)]
+    pods: Annotated[tuple[PodGroup, ...], SomeTables]
     chips: dict[str, Any] = {}
     interconnect: Interconnect = Interconnect()
     connections: Annotated[tuple[Connection, ...], Tables] = ()

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from g5cp_vec.config._files import describe
-from g5cp_vec.config._machine import Machine, Tables
+from g5cp_vec.config._machine import Machine, SomeTables
 from g5cp_vec.config._record import Count, Frozen, NonNegative, Positive
 from g5cp_vec.config.links import MOST_LINKS, TierNames, TreeNames
 
@@ -63,7 +63,7 @@ class FatTree(Machine):
     """
 
     kind: Literal["fat_tree"] = "fat_tree"
-    level: Annotated[tuple[TreeLevel, ...], Tables, Field(min_length=1)]
+    level: Annotated[tuple[TreeLevel, ...], SomeTables]
 
     @model_validator(mode="after")
     def _top_is_the_top(self) -> Self:
@@ -150,7 +150,7 @@ class Tiered(Machine):
     """
 
     kind: Literal["tiered"] = "tiered"
-    level: Annotated[tuple[Tier, ...], Tables, Field(min_length=1)]
+    level: Annotated[tuple[Tier, ...], SomeTables]
 
     @model_validator(mode="after")
     def _units_are_told_apart_and_counted(self) -> Self:

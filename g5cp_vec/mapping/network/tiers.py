@@ -17,7 +17,8 @@ def _highest(src: Chips, dst: Chips, sizes: tuple[int, ...]) -> NDArray[np.int32
     -1 from a chip to itself, which every unit holds.
     """
     apart = np.stack([src // size != dst // size for size in sizes])
-    return apart.sum(axis=0, dtype=np.int32) - np.int32(1)
+    highest: NDArray[np.int32] = apart.sum(axis=0, dtype=np.int32) - np.int32(1)
+    return highest
 
 
 class FatTreeNetwork(Network):
