@@ -1,4 +1,4 @@
-"""YAML as plain data: no tags, no aliases, no key twice, and one line about whatever else is wrong."""
+"""YAML as plain data: no tags, no key twice, aliases within bounds, and one line about whatever else is wrong."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from g5cp_vec.errors import ConfigError
 
 _MOST_BYTES = 1 << 24
+_MOST_VALUES = 1 << 21
 _DEEPEST = 64
 
 
@@ -72,12 +73,26 @@ def _parsed(path: Path, text: str) -> Any:
 
 
 def _check_events(yaml: Any, events: Any) -> None:
-    """Refuse aliases, which a short file multiplies into any size, and nesting that nobody writes."""
-    depth = 0
+    """Refuse nesting that nobody writes, and aliases by which a short file stands for a long one, or for itself."""
+    sizes = dict[str, int]()  # values that an anchor stands for, when that is known
+    open_ = [("", 0)]  # anchor and values of each collection being read
     for event in events:
+        problem, n_values = None, 0
         if isinstance(event, yaml.AliasEvent):
-            problem = f"alias *{event.anchor}; write out what it stands for"
+            n_values = sizes.get(event.anchor, 0)
+            problem = None if n_values else f"alias *{event.anchor} stands inside what it stands for, or before it"
+        elif isinstance(event, yaml.ScalarEvent):
+            n_values = 1
+            sizes[event.anchor] = 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_.append((event.anchor, 1))
+            sizes.pop(event.anchor, None)
+            problem = "is nested too deeply" if len(open_) > _DEEPEST else None
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, n_values = open_.pop()
+            sizes[anchor] = n_values
+        open_[-1] = (open_[-1][0], open_[-1][1] + n_values)
+        if open_[-1][1] > _MOST_VALUES:
+            problem = f"more than {_MOST_VALUES} values, aliases written out"
+        if problem is not None:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
-            raise yaml.MarkedYAMLError(problem="is nested too deeply", problem_mark=event.start_mark)
