@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -184,7 +185,7 @@ class Grouped(Machine):
         """Return the number of chips."""
         return self.n_chips
 
-    @property
+    @cached_property
     def directed(self) -> list[tuple[tuple[str, int, int], tuple[str, int, int], int]]:
         """(from, to, place of the type) of every link, by id.
 
