@@ -442,6 +442,7 @@ def _attention_costs(model, phase, types, tp, batch, tokens, new, context):
         else:
             qkv.append(product(tokens, hidden, a["q_rank"], weights, act))
             qkv.append(product(tokens, a["q_rank"], heads * d_qk, weights, act))
+        qkv.append(memory(2 * tokens * (a["kv_rank"] + (a["q_rank"] or 0))))  # norms of the latents
         rotated = (heads + 1) * a["rope"]
         if phase == "prefill":
             qkv.append(product(batch * context, a["kv_rank"], heads * (a["nope"] + d_v), weights, act))

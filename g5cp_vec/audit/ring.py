@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from g5cp_vec.audit.promises import Ints, layers_of_stage, rank_table
+from g5cp_vec.audit.messages import Ints
+from g5cp_vec.audit.promises import layers_of_stage, rank_table
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.mapping.graph import REASON, OpGraph
 
@@ -58,11 +59,18 @@ def _expected_cells(dep: Deployment, chips: Ints) -> Ints:
         return np.zeros(0, np.int64)
     parts = []
     for stage in range(dep.pp):
-        layer = np.array(layers_of_stage(dep, stage), np.int64)[:, None, None, None]
+        ringed = [layer for layer in layers_of_stage(dep, stage) if _has_ring(dep, layer)]
+        layer = np.array(ringed, np.int64)[:, None, None, None]
         for ahead in range(1, dep.cp):
             rank, block = chips[:, stage], np.roll(chips[:, stage], ahead, axis=1)
             parts.append(np.ravel((layer * dep.n_chips + rank) * dep.n_chips + block))
     return np.concatenate(parts)
+
+
+def _has_ring(dep: Deployment, layer: int) -> bool:
+    """Whether all keys and values of a layer go round: not where a query sees few of them, or chooses."""
+    a = dep.model.layers[layer].softmax
+    return a is not None and a.window is None and a.chunk is None and a.indexer is None
 
 
 def _due(chips: Ints, at: Ints, step: Ints) -> Ints:

@@ -144,7 +144,7 @@ def build_deployment(values: Mapping[str, Any]) -> Deployment:
     return Deployment(**chosen)
 
 
-def _element_types(chosen: Mapping[str, Any]) -> dict[str, str]:
+def _element_types(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return every element type: what the grid says, else what the checkpoint is stored in."""
     model: Model = chosen["model"]
     stored, written = model.default_dtypes, chosen["ffn_dtype"] or chosen["dtype"]
@@ -212,16 +212,16 @@ def _obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
 def _layer_obstacles(chosen: Mapping[str, Any], kind: LayerKind) -> Iterator[str]:
     """Yield what forbids splitting a layer over the tp ranks, and its experts over those of dp * tp."""
     tp = chosen["tp"]
-    if kind.attention is None or kind.linear is not None or kind.ffn == "none":
-        yield "layers without attention or without a feed-forward network, and linear attention, have no costs yet"
     if (a := kind.softmax) is not None:
-        if a.span != "full":
-            yield f"{a.span} attention has no costs yet"
         if a.n_heads % tp:
             yield f"tp = {tp} does not divide {a.n_heads} attention heads"
         if a.kind == "gqa" and a.n_kv_heads % tp and tp % a.n_kv_heads:
             yield f"tp = {tp} neither divides nor is a multiple of {a.n_kv_heads} key/value heads"
+        if a.kind == "mla" and a.span in ("window", "chunk") and chosen["cp"] > 1 and chosen["phase"] == "prefill":
+            yield f"a {a.span} of latent attention under cp > 1 is not modelled: use cp = 1"
     elif (m := kind.linear) is not None:
+        if chosen["cp"] > 1:
+            yield f"linear attention ({m.kind}) under cp > 1 is not modelled, a state would have to travel: use cp = 1"
         for what, n in (("heads", m.n_heads), ("key heads", m.n_key_heads)):
             if n % tp:
                 yield f"tp = {tp} does not divide {n} {what} of linear attention"

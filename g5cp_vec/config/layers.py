@@ -87,7 +87,6 @@ class LayerKind(Frozen):
         """The linear attention, where it is one."""
         return self.attention if isinstance(self.attention, Linear) else None
 
-
     @property
     def n_norms(self) -> int:
         """Norms of the hidden state."""

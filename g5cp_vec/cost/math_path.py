@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.config.model import LayerKind
+from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.cost.messages import message_bytes
 from g5cp_vec.cost.roofline import op_seconds
 from g5cp_vec.cost.rows import parts_by_key
@@ -77,13 +77,13 @@ def math_times(dep: Deployment, network: Network, load: Load, n_points: int) -> 
         for layer in layers:
             kind = sequence[layer]
             computed = sum(value for key, value in seconds.items() if key[1] == kind)
-            tp_s, tp_bytes = _tp_all_reduces(dep, network, load, kinds, ranks[:, stage])
+            tp_s, tp_bytes = _tp_all_reduces(dep, network, load, kinds, kinds[kind], ranks[:, stage])
             ep_s, ep_bytes = _expert_traffic(dep, network, load, kinds, kinds[kind], ranks[:, stage])
             step += computed + tp_s + ep_s
             stage_tp, stage_ep = stage_tp + tp_bytes, stage_ep + ep_bytes
             if stage == last:
                 own += computed
-                attention += seconds[("attention", kind)]
+                attention += seconds.get(("attention", kind), 0.0)
                 comm += tp_s + ep_s
                 n_computes += sum(1 for key in seconds if key[1] == kind)
         sent_tp, sent_ep = np.maximum(sent_tp, stage_tp), np.maximum(sent_ep, stage_ep)
@@ -101,13 +101,14 @@ def math_times(dep: Deployment, network: Network, load: Load, n_points: int) -> 
 
 
 def _tp_all_reduces(
-    dep: Deployment, network: Network, load: Load, kinds: list[LayerKind], ranks: NDArray[np.int32]
+    dep: Deployment, network: Network, load: Load, kinds: list[LayerKind], kind: LayerKind, ranks: NDArray[np.int32]
 ) -> tuple[Count, Count]:
-    """Seconds and bytes per rank of a layer's two all-reduces."""
+    """Seconds and bytes per rank of a layer's all-reduces: one after its attention, one after its network."""
     if dep.tp == 1:
         return 0.0, 0
     chunk = message_bytes(dep, load, kinds, "tp_chunk")
-    return _halves(dep, network, groups_along(ranks, 2), chunk, 4)
+    n_halves = 2 * ((kind.attention is not None) + (kind.ffn != "none"))
+    return _halves(dep, network, groups_along(ranks, 2), chunk, n_halves)
 
 
 def _halves(
@@ -141,7 +142,7 @@ def _expert_traffic(
     dep: Deployment, network: Network, load: Load, kinds: list[LayerKind], kind: LayerKind, ranks: NDArray[np.int32]
 ) -> tuple[Count, Count]:
     """Seconds and bytes per rank of a layer's dispatch and combine, with the gathering over replicas."""
-    if kind.ffn == "dense":
+    if kind.ffn != "moe":
         return 0.0, 0
     assert dep.ep is not None
     assert dep.moe_tp is not None

@@ -1,17 +1,19 @@
 """Exact bytes of every message, by the key that flows carry.
 
 Sources: pass-KV and pass-Q messages from the equations of the G5 CP specification (ring step: S / cp tokens of
-c_kv bytes; query b * d * s, reduction b * (d + 2 n_h) * s); collectives move 1 / size of the buffer per step.
+c_kv bytes; query b * d * s, reduction b * (d + 2 n_h) * s); collectives move 1 / size of the buffer per step. The query
+of sparse attention brings the choice of tokens along, as 32-bit numbers.
 """
 
 from __future__ import annotations
 
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import n_bytes
-from g5cp_vec.config.model import LayerKind
-from g5cp_vec.cost.flops import absorbed_dims
+from g5cp_vec.config.layers import LayerKind
+from g5cp_vec.cost.attention import CHOICE_BYTES, absorbed_dims
 from g5cp_vec.mapping.graph import MessageKey
 from g5cp_vec.mapping.load import Count, Load, ceil_div, expert_rows
+from g5cp_vec.mapping.spans import sent_tokens
 
 
 def message_bytes(dep: Deployment, load: Load, kinds: list[LayerKind], key: MessageKey) -> Count:
@@ -41,12 +43,23 @@ def message_bytes(dep: Deployment, load: Load, kinds: list[LayerKind], key: Mess
 
 
 def _attention_message(dep: Deployment, load: Load, kind: LayerKind, name: str) -> Count:
-    heads = kind.softmax.n_heads // dep.tp
-    d_q, d_out = absorbed_dims(kind)
-    if name == "cp_pass_kv":
+    a = kind.softmax
+    assert a is not None
+    heads = a.n_heads // dep.tp
+    name, _, pair = name.partition("@")
+    if name in ("cp_pass_kv", "cp_latents"):
         block = load.batch * (load.context // dep.cp)
-        return n_bytes(block * kind.softmax.kv_elements(dep.tp), dep.kv_dtype)
+        return n_bytes(block * a.kv_elements(dep.tp), dep.kv_dtype)
+    if name == "cp_keys":
+        assert a.scores is not None
+        return load.batch * (load.context // dep.cp) * a.scores.key_bytes
+    if name == "cp_halo":
+        src, dst = map(int, pair.split(">"))
+        tokens = load.batch * sent_tokens(a, load, dep.cp, src, dst)
+        return n_bytes(tokens * a.kv_elements(dep.tp), dep.kv_dtype)
+    d_q, d_out = absorbed_dims(kind)
     if name == "cp_pass_q":
-        return n_bytes(load.batch * heads * d_q, dep.activation_dtype)
+        chosen = load.batch * a.scores.top_k * CHOICE_BYTES if a.scores is not None else 0
+        return n_bytes(load.batch * heads * d_q, dep.activation_dtype) + chosen
     assert name == "cp_reduce"
     return n_bytes(load.batch * heads * (d_out + 2), dep.activation_dtype)

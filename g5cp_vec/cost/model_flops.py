@@ -4,52 +4,67 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from g5cp_vec.config.attention import Attention
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.config.model import LayerKind
-from g5cp_vec.cost.flops import absorbed_dims
+from g5cp_vec.config.dtypes import element_type
+from g5cp_vec.config.layers import LayerKind
+from g5cp_vec.config.weights import layer_weights
+from g5cp_vec.cost.attention import attended_dims
+from g5cp_vec.cost.linear import linear_flops
 from g5cp_vec.mapping.load import Count, Load, wide
+from g5cp_vec.mapping.spans import doubled_pairs, visible_tokens
 
 
 def model_flops(dep: Deployment, load: Load) -> dict[str, Count]:
     """Return the FLOPs of one forward pass over all replicas, by the element type they run in.
 
-    Linear layers cost two FLOPs per weight and token; attention 2 n_h (d_qk + d_v) per pair of query and key, half
-    of the pairs among new tokens being masked; the head sees the last token of each sequence.
+    Linear layers cost two FLOPs per weight and token; attention n_h (d_qk + d_v) per doubled pair of query and key that
+    see each other, an indexer n_i (d_i + 1) per such pair of all; the head sees the last token of each sequence.
     """
     sequences = dep.dp * load.batch
     tokens = wide(sequences * load.new_unpadded)
     total: dict[str, Count] = defaultdict(int)
     kinds, sequence = dep.model.kinds
+    stored = {"attention": dep.dtype, "ffn": dep.ffn_dtype, "experts": dep.expert_dtype}
     for kind, n_layers in ((kinds[index], n) for index, n in Counter(sequence).items()):
-        total[dep.dtype] += n_layers * 2 * tokens * _projection_weights(dep, kind)
-        total[dep.activation_dtype] += n_layers * _attention(dep, load, kind, sequences)
-        if kind.ffn == "dense":
-            total[dep.ffn_dtype] += n_layers * 2 * tokens * 3 * dep.model.hidden * kind.d_ff
-        else:
-            moe = kind.moe
-            assert moe is not None
-            active = 3 * dep.model.hidden * moe.d_expert * (moe.top_k + moe.n_shared)
-            total[dep.ffn_dtype] += n_layers * 2 * tokens * active
-            total[dep.activation_dtype] += n_layers * 2 * tokens * dep.model.hidden * moe.n_experts
-    total[dep.activation_dtype] += 2 * wide(sequences) * dep.model.hidden * dep.model.vocab
+        for name, weights in _active_weights(dep, kind).items():
+            dtype = element_type(stored.get(name, dep.activation_dtype))
+            total[dtype] += n_layers * 2 * tokens * weights
+        if kind.softmax is not None:
+            for dtype, flops in _attention(dep, load, kind, kind.softmax).items():
+                total[dtype] += n_layers * wide(sequences) * flops
+        elif kind.linear is not None:
+            total[dep.activation_dtype] += n_layers * linear_flops(kind.linear, tokens, kind.linear.n_heads)
+    total[element_type(dep.head_dtype)] += 2 * wide(sequences) * dep.model.hidden * dep.model.vocab
     return dict(total)
 
 
-def _projection_weights(dep: Deployment, kind: LayerKind) -> int:
-    attention, hidden = kind.softmax, dep.model.hidden
-    query, output = attention.n_heads * attention.d_qk, attention.n_heads * attention.d_v
-    if attention.kind == "gqa":
-        return hidden * (query + attention.n_kv_heads * (attention.d_qk + attention.d_v)) + output * hidden
-    rank, latent = attention.q_lora_rank, attention.kv_lora_rank
-    down_up = hidden * query if rank is None else (hidden + query) * rank
-    heads_up = latent * attention.n_heads * (attention.qk_nope_head_dim + attention.v_head_dim)
-    return down_up + hidden * (latent + attention.qk_rope_head_dim) + heads_up + output * hidden
+def _active_weights(dep: Deployment, kind: LayerKind) -> dict[str, int]:
+    """Weights of matrices that a token is multiplied with, by what they are stored as."""
+    total: Counter[str] = Counter()
+    for weight in layer_weights(dep.model.hidden, kind):
+        if weight.inputs == 1 or (weight.module == "linear" and weight.stored == "activation"):
+            continue  # vectors and convolutions are element-wise work
+        n = weight.elements
+        if weight.module == "experts":
+            assert kind.moe is not None
+            n = n // kind.moe.n_experts * kind.moe.top_k
+        total[weight.stored] += n
+    return dict(total)
 
 
-def _attention(dep: Deployment, load: Load, kind: LayerKind, sequences: Count) -> Count:
-    new, cached = wide(load.new_unpadded), wide(load.cached_unpadded)
+def _attention(dep: Deployment, load: Load, kind: LayerKind, a: Attention) -> dict[str, Count]:
+    """FLOPs per sequence."""
+    context, width = load.new_unpadded + load.cached_unpadded, a.n_heads * sum(attended_dims(dep, kind))
     if dep.phase == "decode":
-        d_qk, d_v = absorbed_dims(kind)
-        return wide(sequences) * 2 * kind.softmax.n_heads * (d_qk + d_v) * cached
-    widths = kind.softmax.d_qk + kind.softmax.d_v
-    return wide(sequences) * kind.softmax.n_heads * widths * (2 * new * cached + new * new)
+        context = load.cached_unpadded
+        flops = {dep.activation_dtype: 2 * width * wide(visible_tokens(a, context))}
+        scored = 2 * wide(context)
+    else:
+        flops = {dep.activation_dtype: width * doubled_pairs(a, load.cached_unpadded, context)}
+        new = wide(load.new_unpadded)
+        scored = new * (2 * wide(load.cached_unpadded) + new)
+    if a.scores is not None:
+        dtype = a.scores.dtype
+        flops[dtype] = flops.get(dtype, 0) + a.scores.n_heads * (a.scores.head_dim + 1) * scored
+    return flops

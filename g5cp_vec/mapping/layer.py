@@ -8,26 +8,51 @@ import numpy as np
 
 from g5cp_vec.mapping.collectives import all_gather, all_reduce, direct_exchange, reduce_scatter
 from g5cp_vec.mapping.forms import DECODE_FORMS, PREFILL_FORMS
+from g5cp_vec.mapping.forms.gathered import gathered
+from g5cp_vec.mapping.forms.halo import halo
 from g5cp_vec.mapping.graph import BlockBuilder, CostKeys, Ids
 from g5cp_vec.mapping.ranks import expert_groups, from_groups, groups_along
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlan:
-    """What decides the structure of a layer beside its ranks.
+    """What decides the structure of all layers beside their ranks.
 
-    ``form`` names how attention is distributed, None at cp = 1; ``ep`` is None for models without experts, and
-    ``has_shared`` says whether some experts see every token.
+    ``form`` names how full attention is distributed, None at cp = 1; ``ep`` is None for models without experts.
     """
 
     phase: str
     form: str | None
     collective: str
     ep: int | None
-    has_shared: bool
 
 
-def add_layer(b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind: int, ffn: str) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShape:
+    """What decides the structure of one layer.
+
+    Attributes
+    ----------
+    mixer : {"form", "halo", "gathered", "none"}
+        How attention is distributed: as the plan says, by halos, by gathering, or there is none.
+    ffn : {"dense", "moe", "none"}
+    has_shared : bool
+        Whether some experts see every token.
+    uniform, scores : bool
+        See `g5cp_vec.mapping.forms.halo` and `g5cp_vec.mapping.forms.gathered`.
+    reach : tuple of int
+        What of the load decides the structure: see `g5cp_vec.mapping.spans.structure_reach`.
+    """
+
+    mixer: str
+    ffn: str
+    has_shared: bool = False
+    uniform: bool = False
+    scores: bool = False
+    reach: tuple[int, ...] = ()
+
+
+def add_layer(b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind: int, shape: LayerShape) -> None:
     """Add one layer.
 
     Parameters
@@ -39,21 +64,26 @@ def add_layer(b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind
     keys : CostKeys
     kind : int
         Index of the layer kind, part of every cost key.
-    ffn : {"dense", "moe"}
+    shape : LayerShape
     """
     # In decode the cp coordinate 0 owns the tokens and does everything but attend.
     owners = ranks[:, :1] if plan.phase == "decode" else ranks
-    qkv = b.compute(owners, keys.duration(("qkv", kind)), "qkv")
-    b.entry(qkv, owners)
-    attended = _add_attention(b, ranks, plan, keys, kind, qkv)
-    o_proj = b.compute(owners, keys.duration(("o_proj", kind)), "o_proj")
-    b.edge(attended, o_proj)
-    after = _add_tp_all_reduce(b, owners, [o_proj], plan, keys)
-    if ffn == "dense":
-        after = [_add_compute(b, owners, after, keys.duration(("ffn", kind)), "ffn")]
-    else:
-        after = _add_moe(b, owners, after, plan, keys, kind)
-    for done in _add_tp_all_reduce(b, owners, after, plan, keys):
+    after: list[Ids] = []
+    if shape.mixer != "none":
+        qkv = b.compute(owners, keys.duration(("qkv", kind)), "qkv")
+        b.entry(qkv, owners)
+        attended = _add_attention(b, ranks, plan, keys, kind, shape, qkv)
+        o_proj = b.compute(owners, keys.duration(("o_proj", kind)), "o_proj")
+        b.edge(attended, o_proj)
+        after = _add_tp_all_reduce(b, owners, [o_proj], plan, keys)
+    if shape.ffn != "none":
+        name, reason = ("ffn", "ffn") if shape.ffn == "dense" else ("router", "moe")
+        first = _add_compute(b, owners, after, keys.duration((name, kind)), reason)
+        if not after:
+            b.entry(first, owners)
+        after = [first] if shape.ffn == "dense" else _add_moe(b, owners, first, plan, keys, kind, shape.has_shared)
+        after = _add_tp_all_reduce(b, owners, after, plan, keys)
+    for done in after:
         b.exit(done, owners)
 
 
@@ -64,9 +94,16 @@ def _add_compute(b: BlockBuilder, ranks: Ids, after: list[Ids], duration: int, r
     return op
 
 
-def _add_attention(b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind: int, qkv: Ids) -> Ids:
+def _add_attention(
+    b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind: int, shape: LayerShape, qkv: Ids
+) -> Ids:
     if ranks.shape[1] == 1:
         return _add_compute(b, ranks, [qkv], keys.duration(("attention", kind)), "attention")
+    if shape.mixer == "halo":
+        return halo(b, ranks, qkv, keys, kind, shape.reach, uniform=shape.uniform)
+    if shape.mixer == "gathered":
+        (n_short,) = shape.reach
+        return gathered(b, ranks, qkv, keys, kind, n_short, scores=shape.scores, collective=plan.collective)
     assert plan.form is not None
     forms = PREFILL_FORMS if plan.phase == "prefill" else DECODE_FORMS
     return forms[plan.form](b, ranks, qkv, keys, kind)
@@ -80,8 +117,10 @@ def _add_tp_all_reduce(b: BlockBuilder, ranks: Ids, after: list[Ids], plan: Laye
     return [from_groups(ids, ranks.shape, 2) for ids in done]
 
 
-def _add_moe(b: BlockBuilder, ranks: Ids, after: list[Ids], plan: LayerPlan, keys: CostKeys, kind: int) -> list[Ids]:
-    """Router, dispatch, shared and routed experts, combine.
+def _add_moe(
+    b: BlockBuilder, ranks: Ids, router: Ids, plan: LayerPlan, keys: CostKeys, kind: int, has_shared: bool
+) -> list[Ids]:
+    """Dispatch, shared and routed experts, combine, after the router.
 
     Where the ranks that split an expert (moe_tp) span replicas, the replicas' tokens are all-gathered over them
     before the dispatch and the results reduce-scattered after the combine. The shared experts need no dispatched
@@ -99,7 +138,6 @@ def _add_moe(b: BlockBuilder, ranks: Ids, after: list[Ids], plan: LayerPlan, key
     def moe_tp_form(ids: Ids) -> Ids:
         return expert_groups(ids, ep)[1]
 
-    router = _add_compute(b, ranks, after, keys.duration(("router", kind)), "moe")
     tokens = [router]
     if spans_replicas:
         gathered = all_gather(b, moe_tp_chips, [moe_tp_form(router)], keys.message("ep_gather"), "ep", plan.collective)
@@ -108,7 +146,7 @@ def _add_moe(b: BlockBuilder, ranks: Ids, after: list[Ids], plan: LayerPlan, key
     if ep > 1:
         arrived = direct_exchange(b, ep_chips, [ep_form(ids) for ids in tokens], keys.message("ep_dispatch"), "ep")
         received = tokens + [_from_expert_groups(ids, ranks.shape, ep, striding=True) for ids in arrived]
-    if plan.has_shared:
+    if has_shared:
         received = [*received, _add_compute(b, ranks, [router], keys.duration(("shared", kind)), "moe")]
     experts = _add_compute(b, ranks, _distinct(received), keys.duration(("experts", kind)), "moe")
     done = [experts]

@@ -1,26 +1,30 @@
-"""Bytes a rank holds: weights, KV cache, activations and ring buffers of the fullest pipeline stage.
+"""Bytes a rank holds: weights, cache, activations and buffers of the fullest pipeline stage.
 
 All counts are exact integers (``semantics``: KV = batch * ceil(S / cp) * c_kv * layers of the stage; activations =
-tokens of the rank times the widest moment of a layer; buffers = the ring blocks that can be in flight).
-The embedding table is whole on every rank of the first stage, the head is split over tp.
+tokens of the rank times the widest moment of a layer; buffers = the ring blocks that can be in flight). A window of w
+tokens keeps at most w of S, a chunk c of them, linear attention a state; an indexer its keys. The embedding table is
+whole on every rank of the first stage, the head is split over tp.
 
 Not modelled: allocator fragmentation, workspaces of kernels and collective libraries (the chip's usable fraction
-stands for them), scales of quantised formats.
+stands for them), scales of a quantised cache.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from g5cp_vec.config.attention import Attention
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import matrix_bytes, n_bytes
 from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.config.weights import Shards, Weight, layer_weights
-from g5cp_vec.mapping.load import Count, build_load, ceil_div
+from g5cp_vec.mapping.load import Count, Load, build_load, ceil_div
+from g5cp_vec.mapping.spans import LOCAL_SPANS, kept_tokens, least, most
 from g5cp_vec.mapping.structure import stage_layers
 
 # No context is longer than this; a deployment that holds nothing per token has no other limit.
@@ -76,32 +80,39 @@ class MemoryModel:
         shortest = cached_tokens + 1 if self.dep.phase == "prefill" else 1
         if spare(shortest) < 0:
             return 0
-        # Memory never falls with length, and it is linear in whole steps of the head-tail split: the steps that
-        # fit follow from two of them, the rest of a step from bisection.
+        # Memory never falls with length.
+        if stage.bends:
+            return _bisect(spare, shortest, LONGEST_CONTEXT + 1)
+        # It is linear in whole steps of the head-tail split: the steps that fit follow from two of them, the rest of a
+        # step from bisection.
         step = 4 * self.dep.cp
         slope = spare(shortest) - spare(shortest + step)
         if slope == 0:
             return LONGEST_CONTEXT
         low = shortest + spare(shortest) // slope * step
-        high = low + step
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if spare(middle) >= 0 else (low, middle)
-        return min(low, LONGEST_CONTEXT)
+        return min(_bisect(spare, low, low + step), LONGEST_CONTEXT)
+
+
+def _bisect(spare: Callable[[int], int], low: int, high: int) -> int:
+    """Return the last length below ``high`` that fits, from ``low`` on, which does."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if spare(middle) >= 0 else (low, middle)
+    return low
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
     """What a pipeline stage holds, as far as memory is concerned.
 
-    ``kv_elements`` per token by number of layers, ``block_elements`` per token of the largest ring block,
-    ``width`` elements per token at the widest moment.
+    ``kinds`` with their number of layers, ``width`` elements per token at the widest moment; ``bends`` where a cache
+    stops growing somewhere.
     """
 
     weight_bytes: int
-    kv_elements: tuple[tuple[int, int], ...]
-    block_elements: int
+    kinds: tuple[tuple[LayerKind, int], ...]
     width: int
+    bends: bool
 
 
 def _choose(mask: Any, if_true: Count, if_false: Count) -> Count:
@@ -113,7 +124,6 @@ def _choose(mask: Any, if_true: Count, if_false: Count) -> Count:
 def _distinct_stages(dep: Deployment) -> list[_Stage]:
     """Return the stages of a deployment, equal ones once."""
     kinds, sequence = dep.model.kinds
-    elements = [kind.softmax.kv_elements(dep.tp) for kind in kinds]
     weights = [layer_weight_bytes(dep, kind) for kind in kinds]
     widths = [_widest(dep, kind) for kind in kinds]
     stages = []
@@ -123,12 +133,16 @@ def _distinct_stages(dep: Deployment) -> list[_Stage]:
         stages.append(
             _Stage(
                 weight_bytes=edges + sum(n * weights[kind] for kind, n in counts.items()),
-                kv_elements=tuple(sorted((elements[kind], n) for kind, n in counts.items())),
-                block_elements=max(elements[kind] for kind in counts),
+                kinds=tuple((kinds[kind], counts[kind]) for kind in sorted(counts)),
                 width=2 * dep.model.hidden + max(widths[kind] for kind in counts),
+                bends=any(_is_limited(kinds[kind]) for kind in counts),
             )
         )
     return list(dict.fromkeys(stages))
+
+
+def _is_limited(kind: LayerKind) -> bool:
+    return kind.softmax is not None and kind.softmax.span in LOCAL_SPANS
 
 
 def layer_weight_bytes(dep: Deployment, kind: LayerKind) -> int:
@@ -159,26 +173,69 @@ def _edge_weight_bytes(dep: Deployment, *, first: bool, last: bool) -> int:
 
 
 def _stage_memory(dep: Deployment, stage: _Stage, seq_len: Count, batch: Count, cached_tokens: Count) -> Memory:
-    rank_context = batch * ceil_div(seq_len, dep.cp)
-    kv = sum(n * n_bytes(rank_context * elements, dep.kv_dtype) for elements, n in stage.kv_elements)
-    nothing = 0 * rank_context  # gives every field the shape of the load
-    if dep.phase == "decode":
-        tokens, buffers = batch, nothing
-    else:
+    kv = sum(n * _cache_bytes(dep, kind, seq_len, batch) for kind, n in stage.kinds)
+    nothing = 0 * (batch * seq_len)  # gives every field the shape of the load
+    tokens, buffers = batch, nothing
+    if dep.phase == "prefill":
         tokens = batch * ceil_div(seq_len - cached_tokens, dep.cp)
-        block = batch * (build_load(dep, seq_len, batch, cached_tokens).context // dep.cp)
-        buffers = (dep.cp - 1) * n_bytes(block * stage.block_elements, dep.kv_dtype)
+        load = build_load(dep, seq_len, batch, cached_tokens)
+        for kind, _ in stage.kinds:
+            buffers = most(buffers, _buffer_bytes(dep, kind, load) if dep.cp > 1 else 0)
     activations = n_bytes(tokens * stage.width, dep.activation_dtype)
-    return Memory(stage.weight_bytes + nothing, kv, activations + nothing, buffers)
+    return Memory(stage.weight_bytes + nothing, kv + nothing, activations + nothing, buffers)
+
+
+def _cache_bytes(dep: Deployment, kind: LayerKind, seq_len: Count, batch: Count) -> Count:
+    """Bytes that one layer keeps of its sequences on a rank: what its queries can still see, or a state."""
+    if kind.linear is not None:
+        m = kind.linear
+        taps = n_bytes(batch * (m.conv_width // dep.tp * max(m.conv_kernel - 1, 0)), dep.activation_dtype)
+        return taps + n_bytes(batch * (m.state_elements // dep.tp), m.state_dtype)
+    a = kind.softmax
+    if a is None:
+        return 0
+    held = n_bytes(batch * ceil_div(kept_tokens(a, seq_len), dep.cp) * a.kv_elements(dep.tp), dep.kv_dtype)
+    if a.scores is None:
+        return held
+    # In decode the owner of the tokens scores, and so keeps every key.
+    n_keys = seq_len if dep.phase == "decode" else ceil_div(seq_len, dep.cp)
+    return held + batch * n_keys * a.scores.key_bytes
+
+
+def _buffer_bytes(dep: Deployment, kind: LayerKind, load: Load) -> Count:
+    """Bytes of other ranks' keys and values that can be under way to a rank, or held by it, at once."""
+    a = kind.softmax
+    if a is None:
+        return 0
+    block = load.batch * (load.context // dep.cp)
+    if a.span in LOCAL_SPANS:
+        # What two chunks can reach at most, wherever the limits of chunks fall.
+        limit = a.window or a.chunk
+        assert limit is not None
+        tokens = least(2 * load.batch * (limit - 1), (dep.cp - 1) * block)
+        return n_bytes(tokens * a.kv_elements(dep.tp), dep.kv_dtype)
+    in_flight = (dep.cp - 1) * n_bytes(block * a.kv_elements(dep.tp), dep.kv_dtype)
+    return in_flight + ((dep.cp - 1) * block * a.scores.key_bytes if a.scores is not None else 0)
 
 
 def _widest(dep: Deployment, kind: LayerKind) -> int:
     """Elements per token at the widest moment of a layer, beside the residual stream and its copy."""
-    attention, tp = kind.softmax, dep.tp
-    heads = attention.n_heads // tp
-    kv_heads = attention.kv_heads(tp) if attention.kind == "gqa" else heads
-    qkv = heads * attention.d_qk + kv_heads * (attention.d_qk + attention.d_v)
-    if kind.ffn == "dense":
-        return max(qkv, 2 * kind.d_ff // tp)
-    assert kind.moe is not None
-    return max(qkv, kind.moe.top_k * dep.model.hidden)
+    tp, mixed = dep.tp, 0
+    if kind.softmax is not None:
+        mixed = _attention_width(dep, kind.softmax)
+    elif kind.linear is not None:
+        m = kind.linear
+        mixed = (2 * m.key_width + 2 * m.value_width + m.n_scalars * m.n_heads) // tp
+    if kind.moe is not None:
+        return max(mixed, kind.moe.top_k * dep.model.hidden)
+    return max(mixed, kind.n_inner * kind.d_ff // tp)
+
+
+def _attention_width(dep: Deployment, a: Attention) -> int:
+    """Elements per token of queries, keys and values of a shard, a gate and an indexer's queries and key with them."""
+    heads = a.n_heads // dep.tp
+    kv_heads = a.kv_heads(dep.tp) if a.kind == "gqa" else heads
+    width = heads * a.d_qk * (1 + a.output_gate) + kv_heads * (a.d_qk + a.d_v)
+    if a.span == "sparse":  # latents are attended as they are
+        width = heads * (a.kv_lora_rank + a.qk_rope_head_dim) + a.kv_elements(dep.tp)
+    return width + ((a.scores.n_heads + 1) * a.scores.head_dim if a.scores is not None else 0)

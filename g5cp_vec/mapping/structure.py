@@ -2,7 +2,8 @@
 
 The graph's structure depends on the parallel degrees, the forms, the sequence of layer kinds and the shape of the
 network; not on sequence length, batch, element types, chip or bandwidth. Those only change the costs that the
-ops' ids stand for (see `g5cp_vec.cost`).
+ops' ids stand for (see `g5cp_vec.cost`). One thing of the lengths decides the structure too, where a split sequence
+meets windows, chunks or sparse attention: how far back each part of it reaches (`g5cp_vec.mapping.spans`).
 
 Not modelled: several micro-batches in flight through the stages, the vocabulary-parallel reductions after the
 embedding and the head, sampling, and the way of a sampled token back to the first stage.
@@ -10,7 +11,7 @@ embedding and the head, sampling, and the way of a sampled token back to the fir
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,9 +19,10 @@ import numpy as np
 
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.mapping.graph import Block, BlockBuilder, CostKeys, Ids, OpGraph, chain_blocks
-from g5cp_vec.mapping.layer import LayerPlan, add_layer
+from g5cp_vec.mapping.layer import LayerPlan, LayerShape, add_layer
 from g5cp_vec.mapping.network import Network, build_network
 from g5cp_vec.mapping.ranks import rank_chips
+from g5cp_vec.mapping.spans import is_gathered, is_local
 
 
 @dataclass(frozen=True)
@@ -68,18 +70,49 @@ def _layer_plan(dep: Deployment) -> LayerPlan:
         form=(dep.prefill_form or dep.decode_form) if dep.cp > 1 else None,
         collective=dep.collective,
         ep=dep.ep,
-        has_shared=any(kind.moe is not None and kind.moe.n_shared > 0 for kind in dep.model.kinds[0]),
     )
 
 
-def structure_key(dep: Deployment, network: Network) -> Hashable:
-    """Return a key that is equal for two deployments exactly when they share a structure."""
-    kinds, sequence = dep.model.kinds
-    layers = (tuple(kind.ffn for kind in kinds), tuple(sequence))
+def _layer_shapes(dep: Deployment, reach: Sequence[int]) -> tuple[LayerShape, ...]:
+    """Return what decides the structure of each layer kind; ``reach`` is one row of `structure_reach`."""
+    shapes, at = [], 0
+    for kind in dep.model.kinds[0]:
+        a, n_numbers, mixer = kind.softmax, 0, "none" if kind.attention is None else "form"
+        if is_local(dep, kind):
+            mixer, n_numbers = "halo", 2 * dep.cp
+        elif is_gathered(dep, kind):
+            mixer, n_numbers = "gathered", 1
+        shapes.append(
+            LayerShape(
+                mixer=mixer,
+                ffn=kind.ffn,
+                has_shared=kind.moe is not None and kind.moe.n_shared > 0,
+                uniform=mixer == "halo" and a is not None and a.span == "window",
+                scores=mixer == "gathered" and a is not None and a.scores is not None,
+                reach=tuple(map(int, reach[at : at + n_numbers])),
+            )
+        )
+        at += n_numbers
+    if at != len(reach):
+        raise ValueError(f"reach: expected {at} numbers of structure_reach, got {len(reach)}")
+    return tuple(shapes)
+
+
+def structure_key(dep: Deployment, network: Network, reach: Sequence[int] = ()) -> Hashable:
+    """Return a key that is equal for two points exactly when they share a structure.
+
+    Parameters
+    ----------
+    dep : Deployment
+    network : Network
+    reach : sequence of int
+        The point's row of `g5cp_vec.mapping.spans.structure_reach`.
+    """
+    layers = (_layer_shapes(dep, reach), tuple(dep.model.kinds[1]))
     return (_layer_plan(dep), layers, (dep.dp, dep.tp, dep.pp, dep.cp), network.shape, dep.rank_order)
 
 
-def build_structure(dep: Deployment, network: Network | None = None) -> Structure:
+def build_structure(dep: Deployment, network: Network | None = None, reach: Sequence[int] = ()) -> Structure:
     """Build the blocks of a deployment's operation graph, all ranks of each distinct layer.
 
     Parameters
@@ -87,11 +120,13 @@ def build_structure(dep: Deployment, network: Network | None = None) -> Structur
     dep : Deployment
     network : Network, optional
         The topology at ``dep.n_chips`` chips; built when absent.
+    reach : sequence of int
+        As in `structure_key`.
     """
     network = network or build_network(dep.topology, dep.n_chips)
     keys = CostKeys(len(network.rates()))
-    kinds, sequence = dep.model.kinds
-    plan = _layer_plan(dep)
+    sequence = dep.model.kinds[1]
+    plan, shapes = _layer_plan(dep), _layer_shapes(dep, reach)
     degrees = {"dp": dep.dp, "pp": dep.pp, "cp": dep.cp, "tp": dep.tp}
     ranks = rank_chips(degrees, dep.rank_order)
     # Ranks that hold tokens between layers: in decode only the owners.
@@ -112,7 +147,7 @@ def build_structure(dep: Deployment, network: Network | None = None) -> Structur
             kind = sequence[layer]
             if kind not in by_kind:
                 b = BlockBuilder(network)
-                add_layer(b, ranks[:, stage], plan, keys, kind, kinds[kind].ffn)
+                add_layer(b, ranks[:, stage], plan, keys, kind, shapes[kind])
                 by_kind[kind] = len(blocks)
                 blocks.append(b.build())
             chain.append(by_kind[kind])

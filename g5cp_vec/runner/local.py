@@ -20,7 +20,7 @@ from g5cp_vec.errors import SimulationError
 from g5cp_vec.mapping.load import Load, build_load
 from g5cp_vec.mapping.structure import build_structure
 from g5cp_vec.runner import results
-from g5cp_vec.runner.plan import Batch, Plan, Slice
+from g5cp_vec.runner.plan import Batch, Plan, Slice, row_reach
 from g5cp_vec.runner.results import Columns
 from g5cp_vec.runner.schema import KPIS
 from g5cp_vec.runner.simulate import simulate_point, simulate_rows
@@ -115,8 +115,10 @@ class LocalRunner:
         """Return the template of a batch; the last one is kept, as a batch may continue in the next part."""
         if self._template is None or self._template[0] != batch.key:
             self._template = None  # freed before the next is built
-            dep, _, _ = self._deployment(batch.slices[0])
-            structure = build_structure(dep, self.plan.networks[batch.slices[0].deployment])
+            first = batch.slices[0]
+            dep, _, _ = self._deployment(first)
+            (reach,) = row_reach(dep, self.expansion, first.rows[:1]).tolist()
+            structure = build_structure(dep, self.plan.networks[first.deployment], reach)
             self._template = (batch.key, Template(structure, reduced=self.fidelity == "exact"))
         return self._template[1]
 

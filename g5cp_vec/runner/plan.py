@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import VALID, Expansion
+from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.network import Network, build_network
+from g5cp_vec.mapping.spans import structure_reach
 from g5cp_vec.mapping.structure import structure_key
 
 ROWS_PER_PART = 50_000
@@ -97,15 +99,33 @@ def build_plan(expansion: Expansion, fidelity: str = "exact", audit: str = "samp
         networks[index] = shared[network_key]
         if dep.path == "math":
             key: Hashable = "math"
-            batch = batches.setdefault(key, Batch("math", None))
+            batches.setdefault(key, Batch("math", None)).slices.append(Slice(index, rows[valid]))
         else:
-            key = structure_key(dep, networks[index])
-            batch = batches.setdefault(key, Batch("g5", key))
-        batch.slices.append(Slice(index, rows[valid]))
+            for reach, chosen in _by_reach(dep, expansion, rows[valid]):
+                key = structure_key(dep, networks[index], reach)
+                batches.setdefault(key, Batch("g5", key)).slices.append(Slice(index, chosen))
     ranked = sorted(batches.values(), key=lambda b: ("invalid", "math", "g5").index(b.kind))
     n_structures = sum(batch.kind == "g5" for batch in ranked)
     audited = _choose_audited(ranked, expansion, audit)
     return Plan(_cut(ranked, expansion.deployments, audited, fidelity), networks, n_structures, audited)
+
+
+def _by_reach(
+    dep: Deployment, expansion: Expansion, rows: NDArray[np.int64]
+) -> list[tuple[tuple[int, ...], NDArray[np.int64]]]:
+    """Group the rows of a deployment by what of their load decides the structure."""
+    reach = row_reach(dep, expansion, rows)
+    if reach.shape[1] == 0:
+        return [((), rows)]
+    distinct, which = np.unique(reach, axis=0, return_inverse=True)
+    which = which.ravel()
+    return [(tuple(numbers.tolist()), rows[which == i]) for i, numbers in enumerate(distinct)]
+
+
+def row_reach(dep: Deployment, expansion: Expansion, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return `structure_reach` of some rows of an expansion, all of one deployment."""
+    loads = (expansion.seq_len[rows], expansion.batch[rows], expansion.cached_tokens[rows])
+    return structure_reach(dep, build_load(dep, *loads))
 
 
 def _choose_audited(batches: list[Batch], expansion: Expansion, audit: str) -> NDArray[np.bool_]:

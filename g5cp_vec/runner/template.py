@@ -22,15 +22,17 @@ from g5cp_vec.mapping.graph import REASON, Block, OpGraph, chain_blocks
 from g5cp_vec.mapping.reduce import Quotient, Run, find_classes, find_runs
 from g5cp_vec.mapping.structure import Structure
 
-# Column of the results -> (reason of the flows, which end of a flow owns them).
+# Column of the results -> (reasons of the flows, which end of a flow owns them).
 TRAFFIC = {
-    "passkv_bytes": ("cp_pass_kv", "src"),
-    "passq_query_bytes": ("cp_pass_q", "dst"),
-    "passq_reduce_bytes": ("cp_reduce", "src"),
-    "tp_bytes": ("tp", "src"),
-    "ep_bytes": ("ep", "src"),
-    "pp_bytes": ("pp", "src"),
+    "passkv_bytes": (("cp_pass_kv", "cp_halo", "cp_gather"), "src"),
+    "passq_query_bytes": (("cp_pass_q",), "dst"),
+    "passq_reduce_bytes": (("cp_reduce",), "src"),
+    "tp_bytes": (("tp",), "src"),
+    "ep_bytes": (("ep",), "src"),
+    "pp_bytes": (("pp",), "src"),
 }
+# Compute ops that attend, by the name in their cost keys (before the rank that some of them name).
+ATTENDING = ("attention", "ring_step", "partial", "own", "halo", "indexer", "sparse")
 
 
 class Fold(NamedTuple):
@@ -153,7 +155,7 @@ class Template:
         n_ids = len(self.structure.keys.durations)
         names = [key[0] for key in self.structure.keys.durations]
         everything = self._per_chip(n_ids, lambda b: (b.src[b.kind == COMPUTE], b.cost[b.kind == COMPUTE]))
-        is_attention = np.array([name in ("attention", "ring_step", "partial") for name in names])
+        is_attention = np.array([name.partition("@")[0] in ATTENDING for name in names])
         is_ring = np.array([name == "ring_step" for name in names])
         return {"all": everything, "attention": everything * is_attention, "ring": everything * is_ring}
 
@@ -161,9 +163,9 @@ class Template:
     def sent(self) -> dict[str, NDArray[np.int64]]:
         """For each column of `TRAFFIC`: distinct rows of messages per bytes id over ranks."""
 
-        def of(reason: str, end: str) -> Any:
+        def of(reasons: tuple[str, ...], end: str) -> Any:
             def which(b: Block) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-                chosen = (b.kind == FLOW) & (b.reason == REASON[reason])
+                chosen = (b.kind == FLOW) & np.isin(b.reason, [REASON[reason] for reason in reasons])
                 return (b.src if end == "src" else b.dst)[chosen], b.cost[chosen]
 
             return which
