@@ -2,8 +2,8 @@
 
 Counted as the recurrence states it, per token and head: one outer product into the state, one product with the query
 (arXiv:2401.04658, arXiv:2405.21060), and, for the gated delta rule, one with the key (arXiv:2412.06464): 2 d_k d_v
-FLOPs each. Kernels that work chunk by chunk do more arithmetic within a chunk, which is not counted. The state is read and
-written once per sequence and step.
+FLOPs each. Kernels that work chunk by chunk do more arithmetic within a chunk, which is not counted. The state is
+read and written once per sequence and step.
 """
 
 from __future__ import annotations
