@@ -394,8 +394,6 @@ def test_max_seq_len_by_trying(name, phase, cp, batch, length, cached):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": MIXED["delta"], "cp": 2, "ep": 1}, "linear attention (gated_delta_net) under cp > 1 is not"),
-        ({"model": MIXED["mamba"], "cp": 2, "phase": "decode"}, "linear attention (mamba2) under cp > 1"),
         ({"model": MIXED["mla window"], "cp": 2}, "a window of latent attention under cp > 1 is not modelled"),
         ({"model": MIXED["mamba"], "tp": 4}, "tp = 4 does not divide 2 key heads of linear attention"),
     ],
@@ -449,6 +447,64 @@ def test_linear_attention_by_hand():
     assert conv.bytes == (2 * 3 * 8192 + 2 * 3 * 3 * 8192) * 2
     # The context changes nothing.
     assert parts_by_key(dep, build_load(dep, 10, 3, 0))["attention", 0] == [core]
+
+
+def test_linear_attention_of_a_split_sequence_by_hand():
+    """cp 4, 2 sequences of 64 tokens, tp 2: 4 heads of 8 by 6, conv over 56 channels; 16 tokens and 2 chunks a rank."""
+    dep = deploy(model=MIXED["delta"], cp=4, tp=2, topology=switch(1e9, 1e-6))
+    run = simulated(dep, 64, 2, 0, structure_of(dep, 64, 2))
+    parts = parts_by_key(dep, build_load(dep, 64, 2, 0))
+    convolution, summary = parts["states", 0]
+    # 32 rows in and out, and 3 taps before each of 4 chunks.
+    assert convolution.bytes == (2 * 32 + 2 * 2 * 2 * 3) * 56 * 2
+    # Two products into the state, two into the transition.
+    assert summary.flops == 32 * 4 * (4 * 8 * 6 + 4 * 8 * 8)
+    assert summary.bytes == 32 * (16 + 24) * 2 + 2 * 2 * 4 * (48 + 64) * 4
+    combined, passed = parts["scan", 0]
+    assert combined.flops == 2 * 4 * 7 * 2 * 8 * 8 * 6
+    assert combined.bytes == 8 * 2 * 4 * (48 + 64) * 4 + 2 * 2 * 4 * 48 * 4
+    assert passed.flops == 32 * 4 * 3 * 2 * 8 * 6
+    layer = {"layer": 0}
+    taps = run.find("cp_halo", **layer)
+    # To the head chunk from the rank before, to the tail chunk from the rank after; two shards.
+    assert len(taps) == 2 * 2 * 3
+    assert {run.n_bytes(op) for op in taps} == {2 * 3 * 56 * 2}
+    gathers = run.find("cp_gather", **layer)
+    assert len(gathers) == 2 * 4 * 3
+    assert {run.n_bytes(op) for op in gathers} == {2 * 2 * 4 * (48 + 64) * 4}
+    # The gathering costs the same whatever the length; the state is whole on every rank.
+    longer = parts_by_key(dep, build_load(dep, 6400, 2, 0))
+    assert longer["scan", 0][0] == combined
+    assert MemoryModel(dep).at(64, 2, 0).kv_bytes == 3 * 2 * (3 * 56 * 2 + 4 * 48 * 4) + 2 * 16 * 32 * 2
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(sorted(MIXED)), st.sampled_from(["prefill", "decode"]), st.integers(1, 4),
+    st.lists(st.integers(21, 10**6), min_size=1, max_size=4), st.integers(1, 3),
+)  # fmt: skip
+def test_arrays_are_priced_like_integers(name, phase, cp, lengths, batch):
+    try:
+        dep = deploy(model=MIXED[name], phase=phase, cp=cp, ep=1)
+    except InfeasibleError:
+        assume(False)
+    cached = 20 if phase == "prefill" else 0
+    n = len(lengths)
+    table = build_load(dep, np.array(lengths), np.full(n, batch), np.full(n, cached))
+    kinds = dep.model.kinds[0]
+    held = MemoryModel(dep).at(np.array(lengths), np.full(n, batch), np.full(n, cached))
+    for i, length in enumerate(lengths):
+        load = build_load(dep, length, batch, cached)
+        for key, parts in parts_by_key(dep, load).items():
+            for part, column in zip(parts, parts_by_key(dep, table)[key], strict=True):
+                assert np.broadcast_to(column.bytes, n)[i] == part.bytes
+                assert np.broadcast_to(column.flops, n)[i] == pytest.approx(part.flops, rel=1e-15)
+        for key in structure_of(dep, length, batch, cached).keys.bytes:
+            assert np.broadcast_to(message_bytes(dep, table, kinds, key), n)[i] == message_bytes(dep, load, kinds, key)
+        one = MemoryModel(dep).at(length, batch, cached)
+        assert (held.kv_bytes[i], held.buffer_bytes[i], held.peak_bytes[i]) == (
+            one.kv_bytes, one.buffer_bytes, one.peak_bytes,
+        )  # fmt: skip
 
 
 def test_a_window_pays(tmp_path):

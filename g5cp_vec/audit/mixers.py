@@ -121,16 +121,52 @@ def _linear_flops(dep: Deployment, tokens: Tokens, m: Linear) -> dict[str, int]:
     keys, values = m.n_key_heads * m.key_head_dim, m.n_heads * m.value_head_dim
     scalars = {"gated_delta_net": 2, "mamba2": 1, "lightning": 0}[m.kind] * m.n_heads
     # Into the state and out of it, and once more to find what is to be replaced.
-    products = 3 if m.kind == "gated_delta_net" else 2
-    return {
+    is_delta = m.kind == "gated_delta_net"
+    per_product = 2 * m.n_heads * m.key_head_dim * m.value_head_dim
+    flops = {
         "qkv": 2 * n * hidden * (2 * keys + 2 * values + scalars),
-        "attention": 2 * products * n * m.n_heads * m.key_head_dim * m.value_head_dim,
+        "attention": (3 if is_delta else 2) * n * per_product,
         "o_proj": 2 * n * values * hidden,
     }
+    if dep.cp > 1 and dep.phase == "prefill":
+        flops["states"] = (2 if is_delta else 1) * n * per_product
+        if is_delta:
+            # Transitions are states as wide as keys; a rank applies all but the last to what comes before.
+            flops["states"] += 2 * n * 2 * m.n_heads * m.key_head_dim**2
+            n_applied = dep.cp * (2 * dep.cp - 1) * dep.dp * tokens.batch
+            flops["combine"] = n_applied * per_product * m.key_head_dim
+    return flops
 
 
-def promised_cp_traffic(dep: Deployment, tokens: Tokens, a: Attention, chips: Ints) -> list[Traffic]:
+def promised_cp_traffic(dep: Deployment, tokens: Tokens, kind: LayerKind, chips: Ints) -> list[Traffic]:
     """Return the traffic of one layer's attention; ``chips`` of its stage, shape (dp, cp, tp)."""
+    if isinstance(kind.attention, Linear):
+        return _linear_traffic(dep, tokens, kind.attention, chips) if dep.phase == "prefill" else []
+    return [] if kind.attention is None else _attention_traffic(dep, tokens, kind.attention, chips)
+
+
+def _linear_traffic(dep: Deployment, tokens: Tokens, m: Linear, chips: Ints) -> list[Traffic]:
+    """Last taps from chunk to chunk, and everyone's two states with their transitions to everyone."""
+    heads, keys = m.n_heads // dep.tp, m.n_key_heads // dep.tp * m.key_head_dim
+    per_head = m.key_head_dim * m.value_head_dim
+    per_head += m.key_head_dim * m.key_head_dim if m.kind == "gated_delta_net" else 1
+    two_states = 2 * size_bytes(tokens.batch * heads * per_head, m.state_dtype)
+    groups = np.moveaxis(chips, 1, -1)
+    if dep.collective == "direct":
+        traffic = [everyone(groups, two_states)]
+    else:
+        traffic = [around(groups, (dep.cp - 1) * two_states)]
+    if m.conv_kernel > 1:
+        channels = 2 * keys + heads * m.value_head_dim
+        taps = size_bytes(tokens.batch * (m.conv_kernel - 1) * channels, dep.activation_dtype)
+        holder = [*range(dep.cp), *reversed(range(dep.cp))]
+        for src, dst in zip(holder, holder[1:], strict=False):
+            if src != dst:
+                traffic.append(between(chips[:, src], chips[:, dst], taps))
+    return traffic
+
+
+def _attention_traffic(dep: Deployment, tokens: Tokens, a: Attention, chips: Ints) -> list[Traffic]:
     per_token = _kv_heads(dep, a) // dep.tp * 2 * a.head_dim
     if a.kind == "mla":
         per_token = a.kv_lora_rank + a.qk_rope_head_dim

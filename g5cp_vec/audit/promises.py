@@ -58,7 +58,7 @@ def promised_traffic(dep: Deployment, tokens: Tokens) -> list[Traffic]:
 
 def _layer(dep: Deployment, tokens: Tokens, kind: LayerKind, chips: Ints) -> list[Traffic]:
     """Traffic of one layer; ``chips`` of its stage, shape (dp, cp, tp)."""
-    traffic = promised_cp_traffic(dep, tokens, kind.softmax, chips) if dep.cp > 1 and kind.softmax else []
+    traffic = promised_cp_traffic(dep, tokens, kind, chips) if dep.cp > 1 else []
     busy = chips[:, :1] if dep.phase == "decode" else chips
     if dep.tp > 1:
         chunk = up(hidden_bytes(dep, tokens.per_rank), dep.tp)

@@ -233,3 +233,8 @@ class Linear(Frozen):
     def state_elements(self) -> int:
         """Elements of the states of all heads."""
         return self.n_heads * self.key_head_dim * self.value_head_dim
+
+    @property
+    def transition_elements(self) -> int:
+        """Elements of what a stretch of tokens does to the states before it: a matrix a head, or a factor."""
+        return self.n_heads * (self.key_head_dim**2 if self.kind == "gated_delta_net" else 1)

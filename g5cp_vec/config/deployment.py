@@ -220,8 +220,6 @@ def _layer_obstacles(chosen: Mapping[str, Any], kind: LayerKind) -> Iterator[str
         if a.kind == "mla" and a.span in ("window", "chunk") and chosen["cp"] > 1 and chosen["phase"] == "prefill":
             yield f"a {a.span} of latent attention under cp > 1 is not modelled: use cp = 1"
     elif (m := kind.linear) is not None:
-        if chosen["cp"] > 1:
-            yield f"linear attention ({m.kind}) under cp > 1 is not modelled, a state would have to travel: use cp = 1"
         for what, n in (("heads", m.n_heads), ("key heads", m.n_key_heads)):
             if n % tp:
                 yield f"tp = {tp} does not divide {n} {what} of linear attention"

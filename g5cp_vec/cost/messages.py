@@ -7,10 +7,12 @@ of sparse attention brings the choice of tokens along, as 32-bit numbers.
 
 from __future__ import annotations
 
+from g5cp_vec.config.attention import Linear
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.cost.attention import CHOICE_BYTES, absorbed_dims
+from g5cp_vec.cost.linear import summary_bytes
 from g5cp_vec.mapping.graph import MessageKey
 from g5cp_vec.mapping.load import Count, Load, ceil_div, expert_rows
 from g5cp_vec.mapping.spans import sent_tokens
@@ -43,6 +45,8 @@ def message_bytes(dep: Deployment, load: Load, kinds: list[LayerKind], key: Mess
 
 
 def _attention_message(dep: Deployment, load: Load, kind: LayerKind, name: str) -> Count:
+    if kind.linear is not None:
+        return _linear_message(dep, load, kind.linear, name)
     a = kind.softmax
     assert a is not None
     heads = a.n_heads // dep.tp
@@ -63,3 +67,10 @@ def _attention_message(dep: Deployment, load: Load, kind: LayerKind, name: str) 
         return n_bytes(load.batch * heads * d_q, dep.activation_dtype) + chosen
     assert name == "cp_reduce"
     return n_bytes(load.batch * heads * (d_out + 2), dep.activation_dtype)
+
+
+def _linear_message(dep: Deployment, load: Load, m: Linear, name: str) -> Count:
+    if name == "cp_states":
+        return 2 * summary_bytes(dep, m, load.batch)
+    assert name == "cp_taps"
+    return n_bytes(load.batch * (m.conv_kernel - 1) * (m.conv_width // dep.tp), dep.activation_dtype)

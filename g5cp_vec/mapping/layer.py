@@ -10,6 +10,7 @@ from g5cp_vec.mapping.collectives import all_gather, all_reduce, direct_exchange
 from g5cp_vec.mapping.forms import DECODE_FORMS, PREFILL_FORMS
 from g5cp_vec.mapping.forms.gathered import gathered
 from g5cp_vec.mapping.forms.halo import halo
+from g5cp_vec.mapping.forms.states import states
 from g5cp_vec.mapping.graph import BlockBuilder, CostKeys, Ids
 from g5cp_vec.mapping.ranks import expert_groups, from_groups, groups_along
 
@@ -33,13 +34,14 @@ class LayerShape:
 
     Attributes
     ----------
-    mixer : {"form", "halo", "gathered", "none"}
-        How attention is distributed: as the plan says, by halos, by gathering, or there is none.
+    mixer : {"form", "halo", "gathered", "states", "owner", "none"}
+        How attention is distributed: as the plan says, by halos, by gathering keys or states, not at all, or there is
+        none.
     ffn : {"dense", "moe", "none"}
     has_shared : bool
         Whether some experts see every token.
-    uniform, scores : bool
-        See `g5cp_vec.mapping.forms.halo` and `g5cp_vec.mapping.forms.gathered`.
+    uniform, scores, taps : bool
+        See `g5cp_vec.mapping.forms.halo`, `g5cp_vec.mapping.forms.gathered`, `g5cp_vec.mapping.forms.states`.
     reach : tuple of int
         What of the load decides the structure: see `g5cp_vec.mapping.spans.structure_reach`.
     """
@@ -49,6 +51,7 @@ class LayerShape:
     has_shared: bool = False
     uniform: bool = False
     scores: bool = False
+    taps: bool = False
     reach: tuple[int, ...] = ()
 
 
@@ -97,13 +100,16 @@ def _add_compute(b: BlockBuilder, ranks: Ids, after: list[Ids], duration: int, r
 def _add_attention(
     b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind: int, shape: LayerShape, qkv: Ids
 ) -> Ids:
-    if ranks.shape[1] == 1:
-        return _add_compute(b, ranks, [qkv], keys.duration(("attention", kind)), "attention")
+    if ranks.shape[1] == 1 or shape.mixer == "owner":
+        owners = ranks[:, :1]
+        return _add_compute(b, owners, [qkv], keys.duration(("attention", kind)), "attention")
     if shape.mixer == "halo":
         return halo(b, ranks, qkv, keys, kind, shape.reach, uniform=shape.uniform)
     if shape.mixer == "gathered":
         (n_short,) = shape.reach
         return gathered(b, ranks, qkv, keys, kind, n_short, scores=shape.scores, collective=plan.collective)
+    if shape.mixer == "states":
+        return states(b, ranks, qkv, keys, kind, taps=shape.taps, collective=plan.collective)
     assert plan.form is not None
     forms = PREFILL_FORMS if plan.phase == "prefill" else DECODE_FORMS
     return forms[plan.form](b, ranks, qkv, keys, kind)

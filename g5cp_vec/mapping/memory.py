@@ -142,7 +142,8 @@ def _distinct_stages(dep: Deployment) -> list[_Stage]:
 
 
 def _is_limited(kind: LayerKind) -> bool:
-    return kind.softmax is not None and kind.softmax.span in LOCAL_SPANS
+    """Whether what a layer holds of a context stops growing."""
+    return kind.linear is not None or kind.softmax is not None and kind.softmax.span in LOCAL_SPANS
 
 
 def layer_weight_bytes(dep: Deployment, kind: LayerKind) -> int:
@@ -204,6 +205,9 @@ def _cache_bytes(dep: Deployment, kind: LayerKind, seq_len: Count, batch: Count)
 
 def _buffer_bytes(dep: Deployment, kind: LayerKind, load: Load) -> Count:
     """Bytes of other ranks' keys and values that can be under way to a rank, or held by it, at once."""
+    if (m := kind.linear) is not None:  # the states and transitions of all other ranks' chunks
+        n = 2 * (dep.cp - 1) * ((m.state_elements + m.transition_elements) // dep.tp)
+        return n_bytes(load.batch * n, m.state_dtype)
     a = kind.softmax
     if a is None:
         return 0

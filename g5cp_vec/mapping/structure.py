@@ -82,6 +82,8 @@ def _layer_shapes(dep: Deployment, reach: Sequence[int]) -> tuple[LayerShape, ..
             mixer, n_numbers = "halo", 2 * dep.cp
         elif is_gathered(dep, kind):
             mixer, n_numbers = "gathered", 1
+        elif kind.linear is not None and dep.cp > 1:
+            mixer = "states" if dep.phase == "prefill" else "owner"
         shapes.append(
             LayerShape(
                 mixer=mixer,
@@ -89,6 +91,7 @@ def _layer_shapes(dep: Deployment, reach: Sequence[int]) -> tuple[LayerShape, ..
                 has_shared=kind.moe is not None and kind.moe.n_shared > 0,
                 uniform=mixer == "halo" and a is not None and a.span == "window",
                 scores=mixer == "gathered" and a is not None and a.scores is not None,
+                taps=mixer == "states" and kind.linear is not None and kind.linear.conv_kernel > 1,
                 reach=tuple(map(int, reach[at : at + n_numbers])),
             )
         )

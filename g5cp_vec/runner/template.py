@@ -32,7 +32,7 @@ TRAFFIC = {
     "pp_bytes": (("pp",), "src"),
 }
 # Compute ops that attend, by the name in their cost keys (before the rank that some of them name).
-ATTENDING = ("attention", "ring_step", "partial", "own", "halo", "indexer", "sparse")
+ATTENDING = ("attention", "ring_step", "partial", "own", "halo", "indexer", "sparse", "states", "scan")
 
 
 class Fold(NamedTuple):
