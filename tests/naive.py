@@ -332,14 +332,24 @@ def _add_experts(b, chips, held, model, kind, tp, ep, collective):
     return done
 
 
-def product(rows, inner, columns, weights, activations, n_weights=1):
-    """A matrix product as ``(unit, flops, bytes, dtype)``: one multiply-add per term, every operand once.
+# Weights of these types are multiplied with inputs of their own type, on the chips that the twins are compared on.
+NARROW = ("fp8",)
+
+
+def product(rows, inner, columns, weights, activations, n_weights=1, *, quantised_before=False):
+    """A matrix product as ``[(unit, flops, bytes, dtype), ...]``: one multiply-add per term, every operand once.
 
     ``weights`` and ``activations`` are element types; the rows are spread over ``n_weights`` matrices of one shape.
+    Inputs that have to become narrower are read and written once more before, unless another product has done so.
     """
     flops = sum(2 * inner * columns for _ in range(rows))
     moved = size_bytes(rows * (inner + columns), activations) + n_weights * size_bytes(inner * columns, weights)
-    return "gemm", flops, moved, weights
+    if weights not in NARROW:
+        return [("gemm", flops, moved, weights)]
+    moved -= size_bytes(rows * inner, activations) - size_bytes(rows * inner, weights)
+    quantised = size_bytes(rows * inner, activations) + size_bytes(rows * inner, weights)
+    before = [] if quantised_before else [("memory", 0, quantised, activations)]
+    return [*before, ("gemm", flops, moved, weights)]
 
 
 def causal_flops(heads, width, new, cached):
@@ -383,9 +393,9 @@ def op_costs(model, phase, types, *, dp, tp, ep, batch, seq_len, cached):
 
     def mlp(rows, width, n_weights=1):
         return [
-            product(rows, hidden, 2 * width, types["ffn"], act, n_weights),
+            *product(rows, hidden, 2 * width, types["ffn"], act, n_weights),
             memory(rows * width, rows * width, rows * width),  # gate and up in, their product out
-            product(rows, width, hidden, types["ffn"], act, n_weights),
+            *product(rows, width, hidden, types["ffn"], act, n_weights),
         ]
 
     # Residual and update in, their sum and its norm out.
@@ -394,7 +404,7 @@ def op_costs(model, phase, types, *, dp, tp, ep, batch, seq_len, cached):
         ("embed", None): [memory(*2 * [tokens * hidden])],
         ("lm_head", None): [
             memory(*2 * [batch * hidden]),
-            product(batch, hidden, -(-model["vocab"] // tp), act, act),
+            *product(batch, hidden, -(-model["vocab"] // tp), act, act),
         ],
     }
     for kind, ffn in enumerate(dict.fromkeys(model["layers"])):
@@ -406,7 +416,7 @@ def op_costs(model, phase, types, *, dp, tp, ep, batch, seq_len, cached):
             continue
         moe = model["moe"]
         rows = ep * expert_rows(tokens, dp, moe["top_k"], ep)
-        costs["router", kind] = [norm, product(tokens, hidden, moe["experts"], act, act)]
+        costs["router", kind] = [norm, *product(tokens, hidden, moe["experts"], act, act)]
         costs["experts", kind] = mlp(rows, moe["width"] * ep // (dp * tp), min(rows, moe["experts"] // ep))
         if moe["shared"]:
             costs["shared", kind] = mlp(tokens, moe["shared"] * moe["width"] // tp)
@@ -429,28 +439,28 @@ def _attention_costs(model, phase, types, tp, batch, tokens, new, context):
         cached_elements = 2 * kv_heads * d
         d_qk = d_v = d
         kv_read = 2 * kv_heads * d
-        qkv = [product(tokens, hidden, (heads + 2 * kv_heads) * d, weights, act)]
+        qkv = product(tokens, hidden, (heads + 2 * kv_heads) * d, weights, act)
         rotated = (heads + kv_heads) * d
         o_proj = []
     else:
         cached_elements = a["kv_rank"] + a["rope"]
         d_qk, d_v = a["nope"] + a["rope"], a["v_dim"]
         kv_read = heads * (d_qk + d_v)
-        qkv = [product(tokens, hidden, cached_elements, weights, act)]
+        qkv = product(tokens, hidden, cached_elements, weights, act)
         if a["q_rank"] is None:
-            qkv.append(product(tokens, hidden, heads * d_qk, weights, act))
+            qkv += product(tokens, hidden, heads * d_qk, weights, act, quantised_before=True)
         else:
-            qkv.append(product(tokens, hidden, a["q_rank"], weights, act))
-            qkv.append(product(tokens, a["q_rank"], heads * d_qk, weights, act))
+            qkv += product(tokens, hidden, a["q_rank"], weights, act, quantised_before=True)
+            qkv += product(tokens, a["q_rank"], heads * d_qk, weights, act)
         qkv.append(memory(2 * tokens * (a["kv_rank"] + (a["q_rank"] or 0))))  # norms of the latents
         rotated = (heads + 1) * a["rope"]
         if phase == "prefill":
-            qkv.append(product(batch * context, a["kv_rank"], heads * (a["nope"] + d_v), weights, act))
+            qkv += product(batch * context, a["kv_rank"], heads * (a["nope"] + d_v), weights, act)
             o_proj = []
         else:
-            qkv.append(per_head(a["nope"], a["kv_rank"]))
-            o_proj = [per_head(a["kv_rank"], a["v_dim"])]
-    o_proj.append(product(tokens, heads * d_v, hidden, weights, act))
+            qkv += per_head(a["nope"], a["kv_rank"])
+            o_proj = per_head(a["kv_rank"], a["v_dim"])
+    o_proj += product(tokens, heads * d_v, hidden, weights, act)
     qkv.append(memory(2 * tokens * rotated))
     qkv.append(memory(tokens * cached_elements, types["kv"]))
     if phase == "prefill":

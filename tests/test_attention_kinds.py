@@ -12,7 +12,7 @@ from test_acceptance_tools import DENSE, EXPERTS, GQA, MLA, deploy, hgx, one_poi
 from test_audit import SOUND, simulated
 
 from g5cp_vec import sweep
-from g5cp_vec.config.model import Attention, Indexer, LayerTable, Linear
+from g5cp_vec.config.model import Attention, Dtypes, Indexer, LayerTable, Linear
 from g5cp_vec.config.topology import Ring
 from g5cp_vec.cost.messages import message_bytes
 from g5cp_vec.cost.model_flops import model_flops
@@ -505,6 +505,44 @@ def test_arrays_are_priced_like_integers(name, phase, cp, lengths, batch):
         assert (held.kv_bytes[i], held.buffer_bytes[i], held.peak_bytes[i]) == (
             one.kv_bytes, one.buffer_bytes, one.peak_bytes,
         )  # fmt: skip
+
+
+def test_inputs_are_quantised_where_the_chip_multiplies_so():
+    """fp8 weights, 10 tokens of 64: read in bf16 and written in fp8 once for gate and up; not without an fp8 unit."""
+    plain = {part.unit: part for part in parts_by_key(deploy(), build_load(deploy(), 10, 1, 0))["ffn", 0][1:2]}
+    dep = deploy(ffn_dtype="fp8")
+    _, quantised, product, *_ = parts_by_key(dep, build_load(dep, 10, 1, 0))["ffn", 0]
+    assert (quantised.unit, quantised.flops, quantised.bytes) == ("memory", 0, 10 * 64 * 3)
+    assert product.bytes == 10 * 64 + 10 * 256 * 2 + 64 * 256
+    assert product.flops == plain["gemm"].flops
+    # Blocks: a scale for 128 x 128, here one and two.
+    dep = deploy(ffn_dtype="fp8_block")
+    _, _, product, *_ = parts_by_key(dep, build_load(dep, 10, 1, 0))["ffn", 0]
+    assert product.bytes == 10 * 64 + 10 * 256 * 2 + 64 * 256 + 2 * 4
+    assert product.dtype == "fp8"
+    for dtype, weights in (("mxfp4", 64 * 256 // 2 + 2 * 256), ("int4_group32", 64 * 256 // 2 + 2 * 2 * 256)):
+        dep = deploy(ffn_dtype=dtype)  # no such unit in an H200: widened
+        _, product, *_ = parts_by_key(dep, build_load(dep, 10, 1, 0))["ffn", 0]
+        assert product.bytes == 10 * (64 + 256) * 2 + weights
+
+
+def test_element_types_of_modules():
+    """What the checkpoint says of each module holds until the grid says otherwise."""
+    types = Dtypes(ffn="fp8", experts="nvfp4", head="fp8", kv="fp8")
+    model = small_model(moe=EXPERTS, first_dense=1, dtypes=types)
+    dep = deploy(model=model, ep=1)
+    assert (dep.dtype, dep.ffn_dtype, dep.expert_dtype, dep.kv_dtype, dep.embedding_dtype, dep.head_dtype) == (
+        "bf16", "fp8", "nvfp4", "fp8", "bf16", "fp8",
+    )  # fmt: skip
+    # 16 experts of two matrices of 64 * 64 and one of 64 * 64: half a byte, a byte for 16, four a matrix.
+    experts = 16 * 3 * (64 * 64 // 2 + 64 * 64 // 16 + 4)
+    shared, dense = 3 * 64 * 64, 3 * 64 * 128
+    attention = 2 * (64 * 12 * 16 + 128 * 64) * 2
+    rest = 2 * (2 * 2 * 64 + 64 + 64 * 16) + 1000 * 64 * 2 + 1000 * 64
+    assert MemoryModel(dep).at(1, 1, 0).weight_bytes == experts + shared + dense + attention + rest
+    over = deploy(model=model, ep=1, dtype="fp16", kv_dtype="bf16")
+    assert (over.dtype, over.ffn_dtype, over.expert_dtype, over.kv_dtype) == ("fp16", "fp16", "fp16", "bf16")
+    assert deploy(model=model, ep=1, ffn_dtype="bf16").expert_dtype == "bf16"
 
 
 def test_a_window_pays(tmp_path):

@@ -82,7 +82,7 @@ def attention_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     if a.kind == "gqa":
         kv_heads = a.kv_heads(tp)
         width = heads * (a.d_qk * (1 + a.output_gate)) + kv_heads * (a.d_qk + a.d_v)
-        qkv = [gemm(dep, "qkv", tokens, hidden, width, dep.dtype)]
+        qkv = gemm(dep, "qkv", tokens, hidden, width, dep.dtype)
         if a.qk_norm != "none":
             qkv.append(touch(dep, "qkv", 2 * tokens * (heads + kv_heads) * a.d_qk))
         rotated = (heads + kv_heads) * (a.head_dim if a.rope_dim is None else a.rope_dim)
@@ -94,11 +94,11 @@ def attention_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     qkv.append(memory(dep, "qkv", n_bytes(tokens * a.kv_elements(tp), dep.kv_dtype)))
     if a.scores is not None:
         qkv += _indexer_projections(dep, load, a, a.scores)
-    o_proj = [gemm(dep, "o_proj", tokens, heads * a.d_v, hidden, dep.dtype)]
+    o_proj = gemm(dep, "o_proj", tokens, heads * a.d_v, hidden, dep.dtype)
     if a.output_gate:
         o_proj.insert(0, touch(dep, "o_proj", 3 * tokens * heads * a.d_v))
     if is_absorbed(dep, a):
-        o_proj.insert(0, _per_head(dep, "v_up", tokens, heads, a.kv_lora_rank, a.v_head_dim))
+        o_proj = _per_head(dep, "v_up", tokens, heads, a.kv_lora_rank, a.v_head_dim) + o_proj
     parts: OpParts = {"qkv": qkv, "o_proj": o_proj}
     if dep.phase == "decode":
         return _with_decode(dep, load, kind, a, parts)
@@ -115,28 +115,26 @@ def _latent_projections(dep: Deployment, load: Load, a: Attention) -> list[Part]
     heads = a.n_heads // dep.tp
     query, rank = heads * a.d_qk, a.q_lora_rank
     latent = a.kv_lora_rank + a.qk_rope_head_dim
-    parts = [gemm(dep, "qkv", tokens, hidden, latent, dep.dtype)]
-    if rank is None:
-        parts.append(gemm(dep, "qkv", tokens, hidden, query, dep.dtype))
-    else:
-        parts.append(gemm(dep, "qkv", tokens, hidden, rank, dep.dtype))
-        parts.append(gemm(dep, "qkv", tokens, rank, query, dep.dtype))
+    parts = gemm(dep, "qkv", tokens, hidden, latent, dep.dtype)
+    parts += gemm(dep, "qkv", tokens, hidden, query if rank is None else rank, dep.dtype, shares_input=True)
+    if rank is not None:
+        parts += gemm(dep, "qkv", tokens, rank, query, dep.dtype)
     parts.append(touch(dep, "qkv", 2 * tokens * (a.kv_lora_rank + (rank or 0))))  # norms of the latents
     if is_absorbed(dep, a):
-        parts.append(_per_head(dep, "q_absorb", tokens, heads, a.qk_nope_head_dim, a.kv_lora_rank))
+        parts += _per_head(dep, "q_absorb", tokens, heads, a.qk_nope_head_dim, a.kv_lora_rank)
     elif dep.cp == 1:
         # What no new token sees any more is not up-projected.
-        parts.append(_kv_up(dep, load.batch * (load.context - first_key(a, load, 1, 0)), a))
+        parts += _kv_up(dep, load.batch * (load.context - first_key(a, load, 1, 0)), a)
     return parts
 
 
-def _kv_up(dep: Deployment, rows: Count, a: Attention) -> Part:
+def _kv_up(dep: Deployment, rows: Count, a: Attention) -> list[Part]:
     """Up-projection of latents to the keys and values of this shard's heads (kv_b_proj)."""
     width = a.n_heads // dep.tp * (a.qk_nope_head_dim + a.v_head_dim)
     return gemm(dep, "kv_up", rows, a.kv_lora_rank, width, dep.dtype)
 
 
-def _per_head(dep: Deployment, flop_class: str, tokens: Count, heads: int, k: int, n: int) -> Part:
+def _per_head(dep: Deployment, flop_class: str, tokens: Count, heads: int, k: int, n: int) -> list[Part]:
     """One small GEMM per head (the absorbed halves of kv_b_proj)."""
     return gemm(dep, flop_class, tokens * heads, k, n, dep.dtype, heads)
 
@@ -146,9 +144,9 @@ def _indexer_projections(dep: Deployment, load: Load, a: Attention, indexer: Ind
     tokens, hidden, width = load.rank_tokens, dep.model.hidden, indexer.n_heads * indexer.head_dim
     assert a.q_lora_rank is not None
     return [
-        gemm(dep, "indexer", tokens, a.q_lora_rank, width, dep.dtype),
-        gemm(dep, "indexer", tokens, hidden, indexer.head_dim, dep.dtype),
-        gemm(dep, "indexer", tokens, hidden, indexer.n_heads, dep.activation_dtype),
+        *gemm(dep, "indexer", tokens, a.q_lora_rank, width, dep.dtype, shares_input=True),
+        *gemm(dep, "indexer", tokens, hidden, indexer.head_dim, dep.dtype, shares_input=True),
+        *gemm(dep, "indexer", tokens, hidden, indexer.n_heads, dep.activation_dtype),
         touch(dep, "indexer", 2 * tokens * (width + indexer.head_dim)),  # norm, rotation
         memory(dep, "indexer", tokens * indexer.key_bytes),  # into the cache
     ]
@@ -212,7 +210,7 @@ def _prefill_attention(dep: Deployment, load: Load, kind: LayerKind, a: Attentio
     if cp == 1:
         return {"attention": [core]}
     if a.kind == "mla":
-        return {"ring_step": [_kv_up(dep, load.batch * seen, a), core]}
+        return {"ring_step": [*_kv_up(dep, load.batch * seen, a), core]}
     return {"ring_step": [core]}
 
 

@@ -1,8 +1,9 @@
 """Exact FLOPs and bytes of every compute op.
 
 A compute op is a list of *parts*, one per kernel or fused group of kernels. A part counts multiply-adds as two
-FLOPs; element-wise work (norms, rotary, activations, gates, convolutions, residual adds) is counted by its bytes alone.
-GEMM y[m, n] = x[m, k] w[k, n]: 2mnk FLOPs; bytes of x, w and y. Attention is in `g5cp_vec.cost.attention`.
+FLOPs; element-wise work (norms, rotary, activations, gates, convolutions, residual adds, quantisation of inputs) is
+counted by its bytes alone. GEMM y[m, n] = x[m, k] w[k, n]: 2mnk FLOPs; bytes of x, w and y. Attention is in
+`g5cp_vec.cost.attention`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def edge_parts(dep: Deployment, load: Load) -> OpParts:
     looked_up = n_bytes(load.rank_tokens * dep.model.hidden, dep.embedding_dtype)
     return {
         "embed": [memory(dep, "embed", looked_up + hidden)],
-        "lm_head": [memory(dep, "lm_head", 2 * hidden_bytes(dep, load.batch)), head],
+        "lm_head": [memory(dep, "lm_head", 2 * hidden_bytes(dep, load.batch)), *head],
     }
 
 
@@ -74,9 +75,9 @@ def _mlp(
     """Gate and up projection (or up alone), activation, down projection."""
     hidden, inner = dep.model.hidden, kind.n_inner
     return [
-        gemm(dep, name, tokens, hidden, inner * width, dtype, n_experts),
+        *gemm(dep, name, tokens, hidden, inner * width, dtype, n_experts),
         touch(dep, name, (inner + 1) * tokens * width),
-        gemm(dep, name, tokens, width, hidden, dtype, n_experts),
+        *gemm(dep, name, tokens, width, hidden, dtype, n_experts),
     ]
 
 
@@ -91,13 +92,13 @@ def _moe_parts(dep: Deployment, load: Load, kind: LayerKind, moe: Moe) -> OpPart
     router = gemm(dep, "router", tokens, dep.model.hidden, moe.n_experts, dep.activation_dtype)
     width = moe.d_expert // dep.moe_tp
     parts = {
-        "router": [_network_norm(dep, load, kind, "router"), router],
+        "router": [_network_norm(dep, load, kind, "router"), *router],
         "experts": _mlp(dep, kind, "experts", received, width, dep.expert_dtype, touched),
     }
     parts["experts"] += _last_norm(dep, load, kind, "experts")
     if moe.n_shared:
         parts["shared"] = _mlp(dep, kind, "shared", tokens, moe.shared_width // dep.tp, dep.ffn_dtype)
         if moe.shared_gate:
-            parts["shared"].append(gemm(dep, "shared", tokens, dep.model.hidden, 1, dep.activation_dtype))
+            parts["shared"] += gemm(dep, "shared", tokens, dep.model.hidden, 1, dep.activation_dtype)
             parts["shared"].append(touch(dep, "shared", 2 * tokens * dep.model.hidden))
     return parts

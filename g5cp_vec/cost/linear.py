@@ -30,7 +30,7 @@ def linear_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     assert m is not None
     tp, tokens, hidden = dep.tp, load.rank_tokens, dep.model.hidden
     heads, key, value = m.n_heads // tp, m.key_width // tp, m.value_width // tp
-    qkv = [gemm(dep, "qkv", tokens, hidden, 2 * key + 2 * value + m.n_scalars * heads, dep.dtype)]
+    qkv = gemm(dep, "qkv", tokens, hidden, 2 * key + 2 * value + m.n_scalars * heads, dep.dtype)
     is_split = dep.cp > 1 and dep.phase == "prefill"
     convolution = []
     if m.conv_kernel:
@@ -41,7 +41,7 @@ def linear_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     moved += 2 * n_bytes(load.batch * m.state_elements // tp, m.state_dtype)
     core = Part("attention", "attention", linear_flops(m, tokens, heads), moved, dep.activation_dtype)
     # The output is normed and gated: output and gate in, product out.
-    o_proj = [touch(dep, "o_proj", 3 * tokens * value), gemm(dep, "o_proj", tokens, value, hidden, dep.dtype)]
+    o_proj = [touch(dep, "o_proj", 3 * tokens * value), *gemm(dep, "o_proj", tokens, value, hidden, dep.dtype)]
     if not is_split:
         return {"qkv": qkv + convolution, "attention": [core], "o_proj": o_proj}
     return {"qkv": qkv, "o_proj": o_proj, "states": [*convolution, _summary(dep, load, m)],

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.config.dtypes import element_type, matrix_bytes, n_bytes
+from g5cp_vec.config.dtypes import DTYPE_BITS, element_type, matrix_bytes, n_bytes
 from g5cp_vec.cost.parts import GemmShape, Part
 from g5cp_vec.mapping.load import Count, Load, ceil_div, wide
+
+# Types that products run in although activations are wider.
+_QUANTISED = ("fp8", "int8", "fp4")
 
 
 def hidden_bytes(dep: Deployment, tokens: Count) -> Count:
@@ -28,9 +31,41 @@ def touch(dep: Deployment, flop_class: str, elements: Count) -> Part:
     return memory(dep, flop_class, n_bytes(elements, dep.activation_dtype))
 
 
-def gemm(dep: Deployment, flop_class: str, m: Count, k: int, n: int, dtype: str, weight_rows: Count = 1) -> Part:
-    """One GEMM, or ``weight_rows`` of the same weight shape over ``m`` rows in all."""
-    activations = n_bytes(m * (k + n), dep.activation_dtype)
-    n_bytes_ = activations + weight_rows * matrix_bytes(k, n, dtype)
-    shape = GemmShape(m, k, n, weight_rows)
-    return Part(flop_class, "gemm", 2 * wide(m) * k * n, n_bytes_, element_type(dtype), shape)
+def quantises(dep: Deployment, dtype: str) -> bool:
+    """Whether inputs are brought to the narrower type of the weights they meet: where the chip multiplies in it.
+
+    Integers of four bits are widened instead, and so is a type that the chip has no rate for.
+    """
+    element, known = element_type(dtype), dict(dep.chip.peak_flops)
+    narrow = DTYPE_BITS[element] < DTYPE_BITS[dep.activation_dtype]
+    return narrow and element in _QUANTISED and element in known
+
+
+def gemm(
+    dep: Deployment,
+    flop_class: str,
+    m: Count,
+    k: int,
+    n: int,
+    dtype: str,
+    weight_rows: Count = 1,
+    *,
+    shares_input: bool = False,
+) -> list[Part]:
+    """One GEMM, or ``weight_rows`` of the same weight shape over ``m`` rows in all, and what brings its input to type.
+
+    ``shares_input`` says that the product before has quantised the same input.
+    """
+    shape, flops, weights = (
+        GemmShape(m, k, n, weight_rows),
+        2 * wide(m) * k * n,
+        weight_rows * matrix_bytes(k, n, dtype),
+    )
+    element = element_type(dtype)
+    if not quantises(dep, dtype):
+        moved = n_bytes(m * (k + n), dep.activation_dtype) + weights
+        return [Part(flop_class, "gemm", flops, moved, element, shape)]
+    narrow, wide_bytes = n_bytes(m * k, element), n_bytes(m * k, dep.activation_dtype)
+    moved = narrow + n_bytes(m * n, dep.activation_dtype) + weights
+    product = Part(flop_class, "gemm", flops, moved, element, shape)
+    return [product] if shares_input else [memory(dep, flop_class, wide_bytes + narrow), product]
