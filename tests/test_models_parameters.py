@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from g5cp_vec.config.dtypes import BLOCK_FORMATS, matrix_bytes
@@ -103,6 +105,13 @@ def test_gpt_oss():
     assert round(GPT_OSS.n_parameters / 1e9, 2) == 116.83
     # The card leaves the embedding table out of the active ones.
     assert round((GPT_OSS.n_active_parameters - counts["embedding"]) / 1e9, 2) == 5.13
+
+
+def test_the_model_of_the_readme_is_gpt_oss(tmp_path):
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    path = tmp_path / "m.toml"
+    path.write_text(readme[readme.index("A model is a sequence of layers") :].split("```")[1].removeprefix("toml"))
+    assert load_model(str(path)).n_parameters == GPT_OSS.n_parameters
 
 
 def test_qwen3_next_by_hand():
