@@ -8,21 +8,36 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_acceptance_tools import DENSE, EXPERTS, GQA, MLA, deploy, hgx, one_point, small_model, sweep_rows, switch
+from test_acceptance_tools import (
+    DENSE,
+    EXPERTS,
+    GQA,
+    MLA,
+    deploy,
+    hgx,
+    one_point,
+    one_row,
+    play,
+    small_model,
+    sweep_rows,
+    switch,
+)
 from test_audit import SOUND, simulated
 
 from g5cp_vec import sweep
 from g5cp_vec.config.model import Attention, Dtypes, Indexer, LayerTable, Linear
 from g5cp_vec.config.topology import Ring
+from g5cp_vec.cost.math_path import math_times
 from g5cp_vec.cost.messages import message_bytes
 from g5cp_vec.cost.model_flops import model_flops
-from g5cp_vec.cost.rows import parts_by_key
+from g5cp_vec.cost.rows import cost_rows, parts_by_key
 from g5cp_vec.errors import InfeasibleError
 from g5cp_vec.mapping.forms.halo import _representatives
 from g5cp_vec.mapping.graph import REASON
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.memory import MemoryModel
-from g5cp_vec.mapping.spans import structure_reach
+from g5cp_vec.mapping.network import build_network
+from g5cp_vec.mapping.spans import received_tokens, structure_reach
 from g5cp_vec.mapping.structure import build_structure, structure_key
 
 # --- The slow twin: every query, every key ----------------------------------------------------------------------------
@@ -118,6 +133,9 @@ def test_a_split_sequence_is_what_its_twin_counts(attention, cp, new, cached, ba
         ((one,), (other,)) = parts[f"own@{rank}", 0], parts[f"halo@{rank}", 0]
         assert one.flops == batch * 8 * 32 * own[rank]
         assert one.flops + other.flops == batch * 8 * 32 * whole[rank]
+    for rank in range(cp):
+        arriving = sum(n for (_, dst), n in moved.items() if dst == rank)
+        assert received_tokens(attention, load, cp, rank) == arriving
     structure = structure_of(dep, new + cached, batch, cached)
     (reach,) = structure_reach(dep, load).tolist()
     for rank, first in enumerate(_representatives(reach, cp, uniform=attention.window is not None)):
@@ -280,6 +298,24 @@ def test_sweeps_are_audited_and_reduced_exactly(tmp_path, name):
     audited = sweep(grid, audit="all").to_dicts()
     for kpi in SOUND._fields:
         assert [row[kpi] for row in audited] == [0] * len(lengths)
+
+
+@pytest.mark.parametrize("name", ["window", "two windows", "lightning", "no attention", "parallel", "mla window"])
+def test_the_closed_form_without_cp_is_the_simulation(name):
+    """Nothing overlaps in a dense model on a switch, whatever mixes its tokens."""
+    for phase in ("prefill", "decode"):
+        times = []
+        for path in ("g5", "math"):
+            dep = deploy(model=MIXED[name], phase=phase, tp=2, path=path, topology=switch(1e9, 1e-6))
+            one = [np.array([n]) for n in (100, 2, 0)]
+            load = build_load(dep, *one)
+            if path == "math":
+                times.append(math_times(dep, build_network(dep.topology, 2), load, 1).step_s[0])
+            else:
+                structure = build_structure(dep)
+                rows = cost_rows(dep, structure.keys, structure.network, load, 1)
+                times.append(play(structure.ops, one_row(rows))[1].max())
+        assert times[0] == pytest.approx(times[1], rel=1e-12)
 
 
 # --- Structure --------------------------------------------------------------------------------------------------------

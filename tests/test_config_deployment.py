@@ -51,7 +51,7 @@ def test_defaults_of_a_dense_prefill():
 def test_experts_are_laid_over_dp_and_tp():
     d = deployment(model=DEEPSEEK, ep=8, dtype=None)
     assert (d.ep, d.moe_tp) == (8, 2)
-    assert (d.dtype, d.ffn_dtype) == ("fp8", "fp8")
+    assert (d.dtype, d.ffn_dtype) == ("fp8_block", "fp8_block")
     d = deployment(model=DEEPSEEK, ep=16, dtype="bf16", ffn_dtype="fp4")
     assert (d.moe_tp, d.dtype, d.ffn_dtype) == (1, "bf16", "fp4")
 

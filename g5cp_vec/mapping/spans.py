@@ -144,8 +144,15 @@ def sent_tokens(a: Attention, load: Load, cp: int, src: int, dst: int) -> Count:
 
 
 def received_tokens(a: Attention, load: Load, cp: int, rank: int) -> Count:
-    """Tokens per sequence that a rank receives from all others."""
-    return sum(sent_tokens(a, load, cp, src, rank) for src in range(cp) if src != rank)
+    """Tokens per sequence that a rank receives from all others: the sum of `sent_tokens`."""
+    length = chunk_length(load, cp)
+    head, tail = (chunk_start(load, cp, chunk) for chunk in own_chunks(cp, rank))
+    of_head, of_tail = (most(first_key(a, load, cp, chunk), load.cached) for chunk in own_chunks(cp, rank))
+    # What both chunks see comes once, what the rank projected itself not at all.
+    both = most(head - of_tail, 0)
+    own = most(least(head + length - of_tail, length), 0)
+    new = (head - of_head) + (tail - of_tail) - both - own
+    return new + (cp - 1) * ceil_div(needed_of_cache(a, load, cp, rank), cp)
 
 
 def receives(a: Attention, load: Load, cp: int, rank: int) -> Any:
