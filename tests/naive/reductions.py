@@ -57,10 +57,8 @@ def refine(system):
 
 def is_equitable(system, *colours):
     """Whether things of one colour have the same surroundings."""
-    for colour, seen in zip(colours, surroundings(system, *colours), strict=True):
-        if any(colour[a] == colour[b] and seen[a] != seen[b] for a in range(len(seen)) for b in range(a)):
-            return False
-    return True
+    seen = surroundings(system, *colours)
+    return all(len(set(zip(c, s, strict=True))) == len(set(c)) for c, s in zip(colours, seen, strict=True))
 
 
 def class_edges(system, op_colour):
