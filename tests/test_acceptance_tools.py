@@ -13,12 +13,13 @@ from pathlib import Path
 import naive
 import numpy as np
 import pytest
+from machines import hgx, switch
 
 from g5cp_vec import sweep
 from g5cp_vec.config.chip import load_chip
 from g5cp_vec.config.deployment import Deployment, build_deployment
 from g5cp_vec.config.model import Attention, Model, Moe, load_model
-from g5cp_vec.config.topology import Hgx, Ring, Switch
+from g5cp_vec.config.topology import Ring
 from g5cp_vec.cost.rows import CostRows, cost_rows
 from g5cp_vec.engine.arrays import COMPUTE, FLOW, OK, Costs, make_workspace
 from g5cp_vec.engine.csr import count_predecessors
@@ -49,18 +50,6 @@ def small_model(**changes) -> Model:
 
 DENSE = small_model()
 MOE = small_model(name="experts", n_layers=3, moe=EXPERTS, first_dense=1)
-
-
-def switch(bandwidth: float = 1.0, latency_s: float = 0.0) -> Switch:
-    return Switch(name="switch", chip_bandwidth_bytes_per_s=float(bandwidth), latency_s=float(latency_s))
-
-
-def hgx(node_size: int, nics: int, *, up: float = 1.0, nic: float = 1.0, over: float = 1.0) -> Hgx:
-    """Nodes without latency."""
-    return Hgx(
-        name="hgx", node_size=node_size, scale_up_bytes_per_s=float(up), scale_up_latency_s=0.0, nics_per_node=nics,
-        nic_bytes_per_s=float(nic), scale_out_latency_s=0.0, oversubscription=float(over),
-    )  # fmt: skip
 
 
 def deploy(**changes) -> Deployment:

@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import invoke
 
 from g5cp_vec import __version__
 from g5cp_vec.cli import main
@@ -48,12 +49,6 @@ CHAIN = {
     ],
     "deps": [[0, 1]],
 }
-
-
-def invoke(*args: object) -> Result:
-    result = CliRunner().invoke(main, [str(arg) for arg in args])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
 
 
 @pytest.fixture

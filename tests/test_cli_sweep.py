@@ -9,11 +9,11 @@ import sys
 
 import polars as pl
 import pytest
-from click.testing import CliRunner, Result
+from commands import invoke
 from polars.testing import assert_frame_equal
 
 import g5cp_vec
-from g5cp_vec.cli import _progress, main
+from g5cp_vec.cli import _progress
 from g5cp_vec.cli.sweep import _file_name
 from g5cp_vec.runner import plan
 from g5cp_vec.runner.local import LocalRunner
@@ -34,13 +34,6 @@ cp = [1, 2, 4]
 seq_len = ["1K", "2K", "4M"]
 """
 N_POINTS, N_INVALID = 36, 18
-
-
-def invoke(*args: object) -> Result:
-    result = CliRunner().invoke(main, [str(arg) for arg in args])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert "Traceback" not in result.output
-    return result
 
 
 @pytest.fixture

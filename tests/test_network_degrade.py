@@ -8,24 +8,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_acceptance_tools import H200, MOE, bytes_of_ops, deploy, hgx, play, priced, switch
+from machines import faulty, hgx, switch
+from test_acceptance_tools import H200, MOE, bytes_of_ops, deploy, one_row, play, priced
 from test_audit import SOUND
 
 import g5cp_vec
 from g5cp_vec.audit.conservation import audit
 from g5cp_vec.config.runtime import Runtime
-from g5cp_vec.config.topology import Degrade, Ring, Torus
-from g5cp_vec.engine.arrays import COMPUTE, Costs
+from g5cp_vec.config.topology import Ring, Torus
+from g5cp_vec.engine.arrays import COMPUTE
 from g5cp_vec.errors import InfeasibleError
 from g5cp_vec.mapping.graph import REASON, split_rate
 from g5cp_vec.mapping.network import build_network
 from g5cp_vec.mapping.structure import build_structure, structure_key
 from g5cp_vec.runner.simulate import simulate_point
 from g5cp_vec.runner.template import Template
-
-
-def faulty(topology, *faults):
-    return topology.model_copy(update={"degrade": tuple(Degrade(**fault) for fault in faults)})
 
 
 def capacity(network, name):
@@ -41,8 +38,7 @@ def played(dep, seq_len=512):
     """Structure, costs, and start and end of every op."""
     structure = build_structure(dep)
     rows = priced(dep, structure, seq_len)
-    costs = Costs(rows.duration_s[0], rows.bytes[0].astype(float), rows.latency_s[0], rows.capacity[0])
-    return structure, rows, *play(structure.ops, costs)
+    return structure, rows, *play(structure.ops, one_row(rows))
 
 
 # --- Links ------------------------------------------------------------------------------------------------------------

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from click.testing import CliRunner, Result
+from commands import invoke
 
 from g5cp_vec.analysis.estimate import estimate_sweep
 from g5cp_vec.analysis.validate import validate_sweep
-from g5cp_vec.cli import main
 from g5cp_vec.config.grid import load_grid
 from g5cp_vec.runner.api import run_sweep
 from g5cp_vec.runner.schema import KPIS
@@ -24,13 +23,6 @@ FIXED = {"model": "llama-3.1-8b", "chip": "h100-sxm", "topology": "hgx-8", "n_ch
 MASKED = {"name": "m", "fixed": FIXED, "axes": {"cp": [1, 2, 4, 8, 16], "seq_len": ["256K"]}}
 # Between nodes, a block of 64 tokens takes longer to arrive than to attend.
 EXPOSED = {"name": "e", "fixed": FIXED, "axes": {"cp": [1, 2, 4, 8, 16], "seq_len": ["1K"]}}
-
-
-def invoke(*args: object) -> Result:
-    result = CliRunner().invoke(main, [str(arg) for arg in args])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert "Traceback" not in result.output
-    return result
 
 
 @pytest.fixture(scope="module")
