@@ -70,25 +70,39 @@ def systems(draw, max_ops=9):
 
 
 @st.composite
-def lifts(draw, max_ops=6):
-    """A system k times over, every relation led crosswise between the copies; also the sheet that each op lies over.
+def lifts(draw, max_ops=5):
+    """A system k times over, some ops doubled, every relation led crosswise between the copies; and what it lies over.
 
-    What lies over one thing has one colour: its neighbours lie over the same things, however they are permuted.
+    The second value numbers, for ops, chips and links, the things of the base. What lies over one thing has one colour:
+    its neighbours lie over the same things, however they are permuted, and as a set where only the set counts.
     """
     base, k = draw(systems(max_ops)), draw(st.integers(2, 4))
+    doubled, ops_over, copies = [], [], []
+    for i, op in enumerate(base["ops"]):
+        copies.append([])
+        for _ in range(draw(st.integers(1, 2))):
+            # Of doubled predecessors one or both.
+            preds = [p for before in op["preds"] for p in draw(st.sampled_from([copies[before], copies[before][:1]]))]
+            copies[i].append(len(doubled))
+            doubled.append({**op, "preds": preds})
+            ops_over += [i] * k
 
-    def over(members):
+    def lifted(members):
         """For each of k copies, which copies of the members it is led to: a permutation for each member."""
         turns = [draw(st.permutations(range(k))) for _ in members]
         return [[m * k + turn[i] for m, turn in zip(members, turns, strict=True)] for i in range(k)]
 
     ops = []
-    for op in base["ops"]:
-        chips = over([op["chip"]])
-        ways = {name: over(op[name]) for name in ("preds", "entries", "route")}
+    for op in doubled:
+        chips = lifted([op["chip"]])
+        ways = {name: lifted(op[name]) for name in ("preds", "entries", "route")}
         ops += [{**op, "chip": chips[i][0], **{name: way[i] for name, way in ways.items()}} for i in range(k)]
-    chips = [{**chip, "exits": exits} for chip in base["chips"] for exits in over(chip["exits"])]
-    return {"ops": ops, "chips": chips, "links": [dict(link) for link in base["links"] for _ in range(k)]}, k
+    exits = [lifted([c for op in chip["exits"] for c in copies[op]]) for chip in base["chips"]]
+    chips = [{**chip, "exits": way[i]} for chip, way in zip(base["chips"], exits, strict=True) for i in range(k)]
+    links = [dict(link) for link in base["links"] for _ in range(k)]
+    return {"ops": ops, "chips": chips, "links": links}, [
+        ops_over, *([i // k for i in range(len(things))] for things in (chips, links)),
+    ]  # fmt: skip
 
 
 def found(system, seed=0):
@@ -104,12 +118,11 @@ def test_classes_are_those_of_the_definition(system):
 @settings(max_examples=100)
 @given(lifts(), st.integers(0, 2**32))
 def test_classes_are_those_of_the_definition_where_there_is_symmetry(lift, seed):
-    system, k = lift
+    system, over = lift
     colours = found(system, seed)
     assert colours == naive.refine(system)
-    for colour in colours:
-        over = [colour[i : i + k] for i in range(0, len(colour), k)]
-        assert all(len(set(sheet)) == 1 for sheet in over)
+    for colour, thing in zip(colours, over, strict=True):
+        assert len(set(zip(thing, colour, strict=True))) == len(set(thing))
 
 
 @settings(max_examples=100)
@@ -124,27 +137,41 @@ def test_one_difference_tells_apart_what_the_definition_says(lift, data):
 @settings(max_examples=100)
 @given(lifts(), st.data())
 def test_equitable_partitions_are_known_from_others(lift, data):
-    """The coarsest one, the sheets and single things are equitable; a few things recoloured, mostly not."""
-    system, k = lift
+    """The coarsest one, what lies over one thing, and single things are; a few things recoloured, mostly not."""
+    system, over = lift
     parts = as_parts(system)
     sizes = [len(system[kind]) for kind in ("ops", "chips", "links")]
     coarsest = naive.refine(system)
-    sheets, alone = [[i // k for i in range(n)] for n in sizes], [list(range(n)) for n in sizes]
-    recoloured = [list(colour) for colour in data.draw(st.sampled_from([coarsest, sheets, alone]))]
+    alone = [list(range(n)) for n in sizes]
+    recoloured = [list(colour) for colour in data.draw(st.sampled_from([coarsest, over, alone]))]
     for _ in range(data.draw(st.integers(1, 3))):
         colour = data.draw(st.sampled_from(recoloured))
         colour[data.draw(st.integers(0, len(colour) - 1))] = data.draw(st.sampled_from([*colour, -1]))
     recoloured = [naive.numbered(colour) for colour in recoloured]
-    for partition in (coarsest, sheets, alone):
+    for partition in (coarsest, over, alone):
         assert naive.is_equitable(system, *partition)
-    for partition in (coarsest, sheets, alone, recoloured):
+    for partition in (coarsest, over, alone, recoloured):
         colours = [np.array(colour, np.int32) for colour in partition]
         assert is_equitable(parts, *colours) == naive.is_equitable(system, *partition)
 
 
-@pytest.mark.parametrize("broken", ["label", "kind", "chip", "preds", "entries", "route", "exits", "chip's", "link's"])
-def test_every_condition_of_equity_is_looked_at(broken):
-    """Two chips that do the same, each with its link; one thing of the second changed, the colours left."""
+BROKEN = {
+    "label": ("ops", 5, {"label": "c"}),
+    "kind": ("ops", 3, {"kind": "compute"}),
+    "chip": ("ops", 5, {"chip": 0}),
+    "another predecessor": ("ops", 5, {"preds": [1]}),
+    "one predecessor more": ("ops", 5, {"preds": [3, 1]}),
+    "one predecessor less": ("ops", 4, {"preds": [2, 0]}),
+    "entries": ("ops", 1, {"entries": []}),
+    "route": ("ops", 3, {"route": []}),
+    "exits": ("chips", 1, {"exits": [1]}),
+    "label of a chip": ("chips", 1, {"label": "b"}),
+    "label of a link": ("links", 1, {"label": "b"}),
+}
+
+
+def pair():
+    """Two chips that do the same, each with a link: a compute, then a flow, then a compute."""
 
     def op(i, kind, **more):
         return {"label": "a", "kind": kind, "chip": i, "preds": [], "entries": [], "route": [], **more}
@@ -152,22 +179,44 @@ def test_every_condition_of_equity_is_looked_at(broken):
     ops = [op(i, "compute", entries=[i]) for i in (0, 1)]
     ops += [op(i, "flow", preds=[i], route=[i]) for i in (0, 1)]
     ops += [op(i, "compute", label="b", preds=[2 + i]) for i in (0, 1)]
-    system = {"ops": ops, "chips": [{"label": "a", "exits": [4 + i]} for i in (0, 1)], "links": [{"label": "a"}] * 2}
-    colours = [np.array(c, np.int32) for c in ([0, 0, 1, 1, 2, 2], [0, 0], [0, 0])]
-    assert found(system) == [c.tolist() for c in colours]
+    chips = [{"label": "a", "exits": [4 + i]} for i in (0, 1)]
+    return {"ops": ops, "chips": chips, "links": [{"label": "a"}, {"label": "a"}]}
+
+
+TWO_AND_TWO = [[0, 0, 1, 1, 2, 2], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_every_condition_of_equity_is_looked_at(what):
+    system = pair()
+    colours = [np.array(colour, np.int32) for colour in TWO_AND_TWO]
+    assert found(system) == TWO_AND_TWO
     assert is_equitable(as_parts(system), *colours)
-    change = {
-        "label": (ops[5], {"label": "c"}), "kind": (ops[3], {"kind": "compute"}), "chip": (ops[5], {"chip": 0}),
-        "preds": (ops[5], {"preds": [1]}), "entries": (ops[1], {"entries": []}), "route": (ops[3], {"route": []}),
-        "exits": (system["chips"][1], {"exits": [1]}), "chip's": (system["chips"][1], {"label": "b"}),
-    }  # fmt: skip
-    if broken == "link's":
-        system["links"] = [{"label": "a"}, {"label": "b"}]
-    else:
-        thing, values = change[broken]
-        thing.update(values)
+    kind, which, change = BROKEN[what]
+    system[kind][which].update(change)
     assert not is_equitable(as_parts(system), *colours)
-    assert not naive.is_equitable(system, *(c.tolist() for c in colours))
+    assert not naive.is_equitable(system, *TWO_AND_TWO)
+
+
+def test_of_predecessors_only_the_set_of_colours_counts():
+    """Who waits for one of two alike starts when who waits for both does: they end together."""
+    system = pair()
+    system["ops"][5]["preds"] = [2, 3]
+    assert found(system) == TWO_AND_TWO == naive.refine(system)
+    assert is_equitable(as_parts(system), *(np.array(colour, np.int32) for colour in TWO_AND_TWO))
+
+
+def test_entries_routes_and_exits_are_counted():
+    """Two chips' deliveries are not one's, and two links of a class not one, though the set of colours is the same."""
+    for kind, which, name, members in (
+        ("ops", 1, "entries", [0, 1]),
+        ("ops", 3, "route", [0, 1]),
+        ("chips", 1, "exits", [4, 5]),
+    ):
+        system = pair()
+        system[kind][which][name] = members
+        assert found(system) == naive.refine(system) != TWO_AND_TWO
+        assert not is_equitable(as_parts(system), *(np.array(colour, np.int32) for colour in TWO_AND_TWO))
 
 
 @settings(max_examples=100)
