@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import strategies as st
 
 # Few distinct values, so that ends coincide often.
@@ -44,7 +46,7 @@ def workloads(draw, regimes=(TIDY, PLAIN, HUGE), max_ops=16, distinct_prio=False
             lambda parts: list(dict.fromkeys(parts[0] + parts[1]))[:8]
         )
     n_ops = draw(st.integers(1, max_ops))
-    prios = draw(st.permutations(range(n_ops)))
+    prios = draw(st.permutations(range(n_ops))) if distinct_prio else []
     ops = []
     for op in range(n_ops):
         if n_chips and draw(st.booleans()):
@@ -58,10 +60,8 @@ def workloads(draw, regimes=(TIDY, PLAIN, HUGE), max_ops=16, distinct_prio=False
     order = draw(st.permutations(range(n_ops)))
     deps = []
     if n_ops > 1:
-        pairs = st.tuples(st.integers(0, n_ops - 1), st.integers(0, n_ops - 1)).filter(lambda pair: pair[0] != pair[1])
-        for pair in draw(st.lists(pairs, max_size=2 * n_ops)):
-            before, after = sorted(pair)
-            deps.append([order[before], order[after]])
+        pairs = st.sampled_from(list(itertools.combinations(range(n_ops), 2)))
+        deps += [[order[before], order[after]] for before, after in draw(st.lists(pairs, max_size=2 * n_ops))]
         if deps and draw(st.booleans()):
             deps.append(list(draw(st.sampled_from(deps))))  # a repeated one counts once
     return {"links": links, "chips": n_chips, "ops": ops, "deps": deps}

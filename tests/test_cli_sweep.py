@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -159,13 +160,23 @@ def test_fidelity_full_agrees(grid, tmp_path):
 # ---- resume
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Folder of an uninterrupted sweep in eight parts; not to be changed."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "grid.toml").write_text(GRID)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "ROWS_PER_PART", 5)
+        assert invoke("sweep", folder / "grid.toml", "-o", folder / "whole").exit_code == 0
+    assert len(list((folder / "whole").glob("part-*.parquet"))) == 8
+    return folder / "whole"
+
+
 @pytest.fixture
-def whole(grid, tmp_path, small_parts):
-    """Rows of an uninterrupted sweep in eight parts."""
-    out = tmp_path / "whole"
-    assert invoke("sweep", grid, "-o", out).exit_code == 0
-    assert len(list(out.glob("part-*.parquet"))) == 8
-    return rows(out)
+def whole(finished, tmp_path, small_parts):
+    """Rows of an uninterrupted sweep, whose folder is copied to ``whole``."""
+    shutil.copytree(finished, tmp_path / "whole")
+    return rows(tmp_path / "whole")
 
 
 def part_times(folder):
