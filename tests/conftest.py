@@ -9,6 +9,9 @@ from hypothesis import HealthCheck, settings
 
 from g5cp_vec.runner.warm import warm
 
+# Their assertions explain themselves as those of test files do.
+pytest.register_assert_rewrite("checks", "commands", "replays")
+
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much]}
 settings.register_profile("ci", max_examples=200, derandomize=True, database=None, **COMMON)
 settings.register_profile("dev", max_examples=50, **COMMON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from g5cp_vec.config.tiers import FatTree, Tiered
 from g5cp_vec.config.topology import Degrade, FullMesh, Graph, Hgx, Ring, Switch, Topology, Torus
 
 
@@ -41,6 +42,20 @@ def leaves_and_spine(n_chips: int, per_leaf: int, latency_s: float = 0.0) -> Gra
     """Switches with chips on them, and a switch above: a chip's links carry 5e10 bytes/s, the others twice that."""
     chips = [(chip, f"leaf{chip // per_leaf}", 5e10, latency_s) for chip in range(n_chips)]
     return graph(n_chips, *chips, *((f"leaf{i}", "spine", 1e11, 2 * latency_s) for i in range(n_chips // per_leaf)))
+
+
+def fat_tree(*levels: tuple) -> FatTree:
+    """``levels``: (radix, bytes/s, seconds[, oversubscription])."""
+    keys = ("radix", "bandwidth_bytes_per_s", "latency_s", "oversubscription")
+    tables = [dict(zip(keys, (*level, 1.0)[:4], strict=True)) for level in levels]
+    return FatTree.model_validate({"name": "tree", "level": tables})
+
+
+def tiered(*levels: tuple) -> Tiered:
+    """``levels``: (name, size, connect[, bytes/s[, seconds]])."""
+    keys = ("name", "size", "connect", "bandwidth_bytes_per_s", "latency_s")
+    tables = [dict(zip(keys, (*level, *(1.0, 0.0)[len(level) - 3 :]), strict=True)) for level in levels]
+    return Tiered.model_validate({"name": "tiers", "level": tables})
 
 
 def faulty(topology: Topology, *faults: dict) -> Topology:

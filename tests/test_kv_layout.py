@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-import naive_kv_layout as naive
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from naive import kv_layout as naive
 
 from g5cp_vec.errors import InfeasibleError
 from g5cp_vec.mapping import head_tail, kv_layout

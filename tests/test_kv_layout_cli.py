@@ -8,8 +8,9 @@ import re
 
 import polars as pl
 import pytest
+from commands import invoke
 from hypothesis import given, settings
-from test_cli import invoke, refused
+from test_cli import refused
 from test_kv_layout import batches, rows_of
 from test_readme import README
 

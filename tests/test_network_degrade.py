@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from checks import assert_conserved_and_reduced_exactly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import faulty, hgx, switch
@@ -21,7 +22,6 @@ from g5cp_vec.errors import InfeasibleError
 from g5cp_vec.mapping.graph import REASON, split_rate
 from g5cp_vec.mapping.network import build_network
 from g5cp_vec.mapping.structure import build_structure, structure_key
-from g5cp_vec.runner.simulate import simulate_point
 from g5cp_vec.runner.template import Template
 
 
@@ -262,12 +262,7 @@ KEYS = [
 @pytest.mark.parametrize("name", MACHINES)
 def test_deployments_are_conserved_and_reduced_exactly(name, keys):
     dep = deploy(topology=MACHINES[name], **keys)
-    structure = build_structure(dep)
-    rows = priced(dep, structure, 4096)
-    start, finish = simulate_point(Template(structure, reduced=False), rows, 0)
-    assert audit(dep, structure, 4096, 1, 0, start, finish) == SOUND
-    reduced = Template(structure, reduced=True)
-    np.testing.assert_allclose(simulate_point(reduced, rows, 0), (start, finish), rtol=0, atol=1e-11 * finish.max())
+    assert_conserved_and_reduced_exactly(dep)
 
 
 def n_classes(topology, **keys):

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from checks import assert_closed_form, assert_conserved_and_reduced_exactly, assert_direct_exchange
 from machines import graph, hgx, leaves_and_spine, mesh, ring, switch, torus
-from test_acceptance_tools import MOE, deploy, play_point, priced
-from test_audit import SOUND
+from test_acceptance_tools import MOE, deploy, play_point
 from test_network import all_pairs, routes
 
-from g5cp_vec.audit.conservation import audit
-from g5cp_vec.cost.math_path import math_times
-from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.network import build_network
 from g5cp_vec.mapping.structure import build_structure, structure_key
-from g5cp_vec.runner.simulate import simulate_point
 from g5cp_vec.runner.template import Template
 
 # --- A kind written as another ----------------------------------------------------------------------------------------
@@ -75,12 +70,7 @@ KEYS = [
 def test_deployments_are_conserved_and_reduced_exactly(name, keys):
     topology, n_chips = MACHINES[name]
     dep = deploy(topology=topology, n_chips=n_chips, dp="auto", **keys)
-    structure = build_structure(dep)
-    rows = priced(dep, structure, 4096)
-    start, finish = simulate_point(Template(structure, reduced=False), rows, 0)
-    assert audit(dep, structure, 4096, 1, 0, start, finish) == SOUND
-    reduced = simulate_point(Template(structure, reduced=True), rows, 0)
-    np.testing.assert_allclose(reduced, (start, finish), rtol=0, atol=1e-11 * finish.max())
+    assert_conserved_and_reduced_exactly(dep)
 
 
 def test_a_symmetric_torus_is_one_class():
@@ -116,21 +106,4 @@ def test_the_closed_form_of_a_ring_of_neighbours(name):
     (hgx(2, 2, up=1e11, nic=1e9), 2),  # to both chips of the other node
 ])  # fmt: skip
 def test_the_closed_form_of_a_direct_exchange(topology, n_messages):
-    dep, closed = assert_closed_form({"tp": 4, "topology": topology, "collective": "direct"}, 4)
-    rows = priced(dep, build_structure(dep), 4096)
-    (chunk,) = rows.bytes[0]
-    computed = math_times(dep, build_network(topology, 4), *one_load(dep)).compute_s[0]
-    # Two layers, two all-reduces each, of two halves.
-    assert closed - computed == pytest.approx(8 * n_messages * chunk / 1e9, rel=1e-9)
-
-
-def one_load(dep, seq_len=4096):
-    return build_load(dep, *(np.array([n], np.int64) for n in (seq_len, 1, 0))), 1
-
-
-def assert_closed_form(keys, n_chips):
-    dep = deploy(path="math", **keys)
-    closed = math_times(dep, build_network(dep.topology, n_chips), *one_load(dep)).step_s[0]
-    simulated = deploy(**keys)
-    assert play_point(simulated, 4096) == pytest.approx(closed, rel=1e-9, abs=0)
-    return simulated, closed
+    assert_direct_exchange(topology, n_messages, 1e9)

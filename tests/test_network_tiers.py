@@ -6,38 +6,21 @@ import itertools
 import math
 from fractions import Fraction
 
-import numpy as np
 import pytest
+from checks import assert_closed_form, assert_conserved_and_reduced_exactly, assert_direct_exchange
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_acceptance_tools import MOE, deploy, priced, switch
-from test_audit import SOUND
+from machines import fat_tree, mesh, ring, switch, tiered
+from test_acceptance_tools import MOE, deploy, priced
 from test_config_topology import complaints, fault, load, reason
-from test_network import all_pairs, assert_closed_form, loads, mesh, one_load, ring, routes
+from test_network import all_pairs, loads, routes
 from test_reduction import assert_reduced_equals_full, prepare
 
-from g5cp_vec.audit.conservation import audit
-from g5cp_vec.config.tiers import FatTree, Tiered
 from g5cp_vec.config.topology import load_topology
-from g5cp_vec.cost.math_path import math_times
 from g5cp_vec.mapping.network import build_network
 from g5cp_vec.mapping.structure import build_structure, structure_key
 from g5cp_vec.runner.simulate import simulate_point
 from g5cp_vec.runner.template import Template
-
-
-def fat_tree(*levels):
-    """``levels``: (radix, bytes/s, seconds[, oversubscription])."""
-    keys = ("radix", "bandwidth_bytes_per_s", "latency_s", "oversubscription")
-    tables = [dict(zip(keys, (*level, 1.0)[:4], strict=True)) for level in levels]
-    return FatTree.model_validate({"name": "tree", "level": tables})
-
-
-def tiered(*levels):
-    """``levels``: (name, size, connect[, bytes/s[, seconds]])."""
-    keys = ("name", "size", "connect", "bandwidth_bytes_per_s", "latency_s")
-    tables = [dict(zip(keys, (*level, *(1.0, 0.0)[len(level) - 3 :]), strict=True)) for level in levels]
-    return Tiered.model_validate({"name": "tiers", "level": tables})
 
 
 def capacity_of(network):
@@ -347,12 +330,7 @@ KEYS = [
 @pytest.mark.parametrize("name", MACHINES)
 def test_deployments_are_conserved_and_reduced_exactly(name, keys):
     dep = deploy(topology=MACHINES[name], n_chips=16, dp="auto", **keys)
-    structure = build_structure(dep)
-    rows = priced(dep, structure, 4096)
-    start, finish = simulate_point(Template(structure, reduced=False), rows, 0)
-    assert audit(dep, structure, 4096, 1, 0, start, finish) == SOUND
-    reduced = simulate_point(Template(structure, reduced=True), rows, 0)
-    np.testing.assert_allclose(reduced, (start, finish), rtol=0, atol=1e-11 * finish.max())
+    assert_conserved_and_reduced_exactly(dep)
 
 
 @pytest.mark.parametrize("more", ["", fault("chip = 5\nfactor = 0.8"), "link"])
@@ -397,12 +375,7 @@ def test_the_closed_form_of_a_ring_of_neighbours(name):
     (tiered(("board", 4, "full_mesh", 1e9)), 1, 1e9),
 ])  # fmt: skip
 def test_the_closed_form_of_a_direct_exchange(topology, n_messages, bytes_per_s):
-    dep, closed = assert_closed_form({"tp": 4, "topology": topology, "collective": "direct"}, 4)
-    rows = priced(dep, build_structure(dep), 4096)
-    (chunk,) = rows.bytes[0]
-    computed = math_times(dep, build_network(topology, 4), *one_load(dep)).compute_s[0]
-    # Two layers, two all-reduces each, of two halves.
-    assert closed - computed == pytest.approx(8 * n_messages * chunk / bytes_per_s, rel=1e-9)
+    assert_direct_exchange(topology, n_messages, bytes_per_s)
 
 
 def test_machines_that_differ_in_numbers_share_a_structure():

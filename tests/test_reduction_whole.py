@@ -7,14 +7,17 @@ graph, by the definition, and the coarsest there is, by refining the whole graph
 from __future__ import annotations
 
 import itertools
+from typing import get_args
 
 import naive
 import numpy as np
 import pytest
-from machines import faulty, hgx, leaves_and_spine, mesh, ring, switch, torus
+from machines import fat_tree, faulty, hgx, leaves_and_spine, mesh, ring, switch, tiered, torus
 from test_acceptance_tools import EXPERTS, MOE, deploy, predecessors, priced, small_model
 from test_engine_quotient import as_parts
+from test_grouped import MACHINE
 
+from g5cp_vec.config.topology import Topology, load_topology
 from g5cp_vec.engine.arrays import COMPUTE
 from g5cp_vec.engine.quotient import refine
 from g5cp_vec.mapping.reduce import _side_by_side
@@ -34,6 +37,9 @@ TOPOLOGIES = {
     "torus of unlike dimensions": torus(4, 2, bandwidth=1e10, latency_s=1e-6),
     "full mesh": mesh(1e10, 1e-6),
     "graph": leaves_and_spine(N_CHIPS, 2, 1e-6),
+    "fat tree": fat_tree((2, 2e10, 1e-6, 2.0), (2, 2e10, 2e-6), (4, 1e10, 3e-6)),
+    "tiers": tiered(("board", 4, "ring", 4e10, 1e-6), ("rack", 2, "full_mesh", 1e10, 2e-6)),
+    "boards in a file": load_topology(str(MACHINE)),
 }
 LAYOUTS = {
     "ring attention": {"cp": 8},
@@ -106,6 +112,10 @@ def assert_blocks_are_enough(dep):
     for times in full:
         np.testing.assert_allclose(times, times[first][colours[0]], rtol=0, atol=1e-12 * makespan)
     return colours[1]
+
+
+def test_every_kind_of_topology_is_there():
+    assert {type(topology) for topology in TOPOLOGIES.values()} == set(get_args(Topology))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
