@@ -217,11 +217,11 @@ HOSTILE = {
         "less than or equal to 1, got 1.5",
     ),
     "odd key": (load_chip, CHIP + '"a\\nb" = 3\npeak_tflops.bf16 = 3', "unknown key 'a\\nb'"),
-    "no kind": (load_topology, "", "kind: expected one of switch, ring, torus, full_mesh, graph, hgx, missing"),
+    "no kind": (load_topology, "", "kind: expected one of switch, ring, torus, full_mesh, graph, hgx, fat_tree, tiered, missing"),
     "later kind": (
         load_topology,
-        'kind = "fat_tree"',
-        "kind: expected one of switch, ring, torus, full_mesh, graph, hgx, got 'fat_t",
+        'kind = "dragonfly"',
+        "kind: expected one of switch, ring, torus, full_mesh, graph, hgx, fat_tree, tiered, got 'dragonfly'",
     ),
     "SI key": (
         load_topology,

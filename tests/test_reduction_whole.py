@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from machines import fat_tree, faulty, hgx, leaves_and_spine, mesh, ring, switch, tiered, torus
 from test_acceptance_tools import EXPERTS, MOE, deploy, predecessors, priced, small_model
+from test_attention_kinds import MIXED, structure_of
 from test_engine_quotient import as_parts
 from test_grouped import MACHINE
 
@@ -21,11 +22,10 @@ from g5cp_vec.config.topology import Topology, load_topology
 from g5cp_vec.engine.arrays import COMPUTE
 from g5cp_vec.engine.quotient import refine
 from g5cp_vec.mapping.reduce import _side_by_side
-from g5cp_vec.mapping.structure import build_structure
 from g5cp_vec.runner.simulate import simulate_point
 from g5cp_vec.runner.template import Template
 
-N_CHIPS = 8
+N_CHIPS, SEQ_LEN = 8, 4096
 TOPOLOGIES = {
     "switch": switch(1e10, 1e-6),
     "hgx": hgx(4, 4, up=4e10, nic=1e10),
@@ -55,6 +55,9 @@ LAYOUTS = {
         "ep": 2,
         "model": small_model(n_layers=5, moe=EXPERTS, first_dense=2),
     },
+    "windows beside full attention": {"tp": 2, "cp": 4, "model": MIXED["window"]},
+    "linear attention and experts": {"tp": 2, "cp": 2, "dp": 2, "ep": 2, "model": MIXED["delta"]},
+    "sparse attention": {"cp": 4, "dp": 2, "ep": 2, "model": MIXED["sparse"]},
     "sequence split over shards": {"tp": 4, "dp": 2, "tp_sp": True},
 }
 FORMS = list(itertools.product(["prefill", "decode"], ["ring", "direct"]))
@@ -98,11 +101,11 @@ def blockwise_colours(structure):
 
 def assert_blocks_are_enough(dep):
     """Return the colours of the chips."""
-    structure = build_structure(dep)
+    structure = structure_of(dep, SEQ_LEN)
     system, colours = whole_system(structure), blockwise_colours(structure)
     assert naive.is_equitable(system, *colours)
     assert [c.tolist() for c in refine(as_parts(system), 0)] == list(colours)
-    rows = priced(dep, structure, 4096)
+    rows = priced(dep, structure, SEQ_LEN)
     full = simulate_point(Template(structure, reduced=False), rows, 0)
     reduced = simulate_point(Template(structure, reduced=True), rows, 0)
     makespan = full[1].max()
@@ -136,7 +139,7 @@ def test_blocks_are_enough_with_a_straggler(topology, layout, form):
 @pytest.mark.parametrize(("topology", "layout", "form"), SYSTEMS)
 def test_blocks_are_enough_with_a_degraded_link(topology, layout, form):
     """A link that messages cross, alone and beside a straggler."""
-    sound = build_structure(deployment(TOPOLOGIES[topology], layout, form))
+    sound = structure_of(deployment(TOPOLOGIES[topology], layout, form), SEQ_LEN)
     crossed = np.unique(np.concatenate([block.route_links for block in sound.blocks]))
     link = {"link": sound.network.link_name(int(crossed[len(crossed) // 3])), "factor": 0.5}
     for faults in ([link], [link, {"chip": 2, "factor": 0.9}]):
@@ -146,14 +149,14 @@ def test_blocks_are_enough_with_a_degraded_link(topology, layout, form):
 @pytest.mark.parametrize("topology", [switch(1e10), faulty(switch(1e10), {"chip": 1, "factor": 0.5}), ring(1e10)])
 @pytest.mark.parametrize("keys", [{"cp": 4}, {"tp": 2, "cp": 2, "phase": "decode"}, {"dp": 2, "tp": 2, "model": MOE}])
 def test_the_whole_graph_refined_by_the_definition(topology, keys):
-    structure = build_structure(deploy(topology=topology, **keys))
+    structure = structure_of(deploy(topology=topology, **keys), SEQ_LEN)
     assert naive.refine(whole_system(structure)) == list(blockwise_colours(structure))
 
 
 def test_symmetry_is_found_and_lost():
     """One class of chips where all are alike; a straggler tells a ring apart rank by rank."""
     one, other = (
-        blockwise_colours(build_structure(deployment(topology, "ring attention", FORMS[0])))[1]
+        blockwise_colours(structure_of(deployment(topology, "ring attention", FORMS[0]), SEQ_LEN))[1]
         for topology in (TOPOLOGIES["switch"], faulty(TOPOLOGIES["switch"], {"chip": 5, "factor": 0.8}))
     )
     assert one == [0] * N_CHIPS
