@@ -186,6 +186,7 @@ def test_all_errors_are_reported_at_once(tmp_path):
     assert [line.split(": ")[1] for line in complaints(load_chip, path)] == keys
 
 
+KINDS = "kind: expected one of switch, ring, torus, full_mesh, graph, hgx, fat_tree, tiered"
 HOSTILE = {
     "syntax": (load_chip, "a = = 1", "not valid TOML"),
     "twice": (load_chip, "a = 1\na = 2", "not valid TOML"),
@@ -217,11 +218,11 @@ HOSTILE = {
         "less than or equal to 1, got 1.5",
     ),
     "odd key": (load_chip, CHIP + '"a\\nb" = 3\npeak_tflops.bf16 = 3', "unknown key 'a\\nb'"),
-    "no kind": (load_topology, "", "kind: expected one of switch, ring, torus, full_mesh, graph, hgx, fat_tree, tiered, missing"),
+    "no kind": (load_topology, "", f"{KINDS}, missing"),
     "later kind": (
         load_topology,
         'kind = "dragonfly"',
-        "kind: expected one of switch, ring, torus, full_mesh, graph, hgx, fat_tree, tiered, got 'dragonfly'",
+        f"{KINDS}, got 'dragonfly'",
     ),
     "SI key": (
         load_topology,
