@@ -55,4 +55,4 @@ class Record(Frozen):
 
         Where a number came from does not; a runtime named by a chip or topology is counted where it is used.
         """
-        return sha256_of_json(self.model_dump(mode="json", exclude={"name", "source", "runtime"}))
+        return sha256_of_json(self.model_dump(mode="json", exclude={"name", "source", "runtime", "notes"}))

@@ -22,6 +22,7 @@ from g5cp_vec.config._machine import Tables
 from g5cp_vec.config._record import Count, Frozen, Record
 from g5cp_vec.config.attention import Attention, Indexer, Linear
 from g5cp_vec.config.dtypes import Dtype, WeightDtype, n_bytes
+from g5cp_vec.config.huggingface import is_huggingface, read_huggingface
 from g5cp_vec.config.layers import LayerKind, Moe
 from g5cp_vec.config.weights import Weight, layer_weights
 from g5cp_vec.errors import ConfigError
@@ -154,6 +155,8 @@ class Model(Record):
         What is published in another type.
     source : str
         Where the numbers are from.
+    notes : tuple of str
+        What was left out or assumed when the file was read; shown wherever the model is used.
     """
 
     hidden: Count
@@ -173,6 +176,7 @@ class Model(Record):
     dtype: WeightDtype
     dtypes: Dtypes | None = None
     source: str = ""
+    notes: Annotated[tuple[str, ...], Tables] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -323,7 +327,7 @@ class Model(Record):
 
 
 def load_model(name_or_path: str, base: Path | None = None) -> Model:
-    """Return a model by preset name or TOML path.
+    """Return a model by preset name, by the path of a TOML file, or of a ``config.json`` or the folder with one.
 
     Parameters
     ----------
@@ -337,10 +341,7 @@ def load_model(name_or_path: str, base: Path | None = None) -> Model:
         Unknown name, unreadable file, wrong or missing keys.
     """
     path = locate("models", name_or_path, base)
-    if path.suffix == ".json":
-        keys, attention, moe = (", ".join(schema.model_fields) for schema in (Model, Attention, Moe))
-        raise ConfigError(
-            f"{path}: a Hugging Face config.json is not read in this version; write a TOML with the keys {keys}; "
-            f"[attention] with {attention}; and, for a model with experts, [moe] with {moe}"
-        )
+    if is_huggingface(path):
+        path, table = read_huggingface(path)
+        return read_record(Model, path, table)
     return read_record(Model, path)

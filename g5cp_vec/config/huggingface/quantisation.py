@@ -1,0 +1,296 @@
+"""Which element type a quantised checkpoint stores each class of weights in.
+
+``quantization_config`` names a method, its format, and the modules that are left as they were; ModelOpt writes the same
+into ``hf_quant_config.json`` beside it. The answer is one type for each class of :class:`g5cp_vec.config.model.Dtypes`; a
+checkpoint that stores one class in two types is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from g5cp_vec.config.huggingface.modules import (
+    Matcher,
+    Names,
+    boundaries,
+    names_of_embedding,
+    names_of_head,
+    names_or_expressions,
+    wildcards,
+)
+from g5cp_vec.config.huggingface.source import Keys, shown
+
+_CLASSES = {"attention": "attention", "ffn": "feed-forward networks", "experts": "experts", "head": "the head"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One format, the modules that have it and those among them that don't.
+
+    Attributes
+    ----------
+    dtype : str
+    has, lacks : callable
+        Whether a module has the format by its name, and whether it is left out.
+    head : bool
+        Whether the output projection is among what can have it.
+    classes : tuple of str
+        Classes of weights that can have it.
+    """
+
+    dtype: str
+    has: Matcher
+    lacks: Matcher
+    head: bool = False
+    classes: tuple[str, ...] = ("attention", "ffn", "experts")
+
+    def applies(self, names: Sequence[str]) -> bool:
+        """Whether a module under any of its names is stored so."""
+        return any(map(self.has, names)) and not any(map(self.lacks, names))
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """What a ``quantization_config`` says.
+
+    Attributes
+    ----------
+    keys : Keys
+        Where it stands.
+    rules : tuple of Rule
+        The first that applies to a module decides.
+    kv : str or None
+        Element type of the cache.
+    """
+
+    keys: Keys
+    rules: tuple[Rule, ...]
+    kv: str | None = None
+
+    def dtypes(self, names: Names, layers: Sequence[Mapping[str, Any]], base: str, *, tied: bool) -> dict[str, str]:
+        """Return the type of each class of weights; `base` is that of whatever is not quantised."""
+        stored: dict[str, dict[str, str]] = {}
+        for i, layer in enumerate(layers):
+            for weights, modules in names.of_layer(layer):
+                for module in modules:
+                    dtype = self._dtype(weights, names.spellings(i, module), base)
+                    stored.setdefault(weights, {}).setdefault(dtype, f"layer {i}'s {module}")
+        for weights, types in stored.items():
+            if len(types) > 1:
+                examples = " and ".join(f"{module} in {dtype}" for dtype, module in types.items())
+                self.keys.refuse("", f"{_CLASSES[weights]} stored in several types are not modelled ({examples})")
+        dtypes = {weights: next(iter(types)) for weights, types in stored.items()}
+        if not tied:
+            dtypes["head"] = self._dtype("head", names_of_head(), base)
+        return dtypes
+
+    def _dtype(self, weights: str, names: Sequence[str], base: str) -> str:
+        for rule in self.rules:
+            if (rule.head if weights == "head" else weights in rule.classes) and rule.applies(names):
+                return rule.dtype
+        return base
+
+
+def _everything(_: str) -> bool:
+    return True
+
+
+def _patterns(keys: Keys, *names: str) -> list[str]:
+    """Return the union of lists of modules."""
+    found: list[str] = []
+    for name in names:
+        value = keys.raw(name)
+        if value is None:
+            continue
+        if not isinstance(value, list) or not all(isinstance(entry, str) and entry for entry in value):
+            keys.wrong(name, "a list of names of modules")
+        found += value
+    return found
+
+
+def _matcher(keys: Keys, key: str, make: Callable[[Iterable[str]], Matcher], patterns: Iterable[str]) -> Matcher:
+    try:
+        return make(patterns)
+    except (re.error, RecursionError, OverflowError) as error:
+        keys.refuse(key, f"is not a list of regular expressions: {error}")
+
+
+def read_quantisation(keys: Keys) -> Quantisation:
+    """Read a ``quantization_config``.
+
+    Raises
+    ------
+    ConfigError
+        A method or format that is not modelled.
+    """
+    method = keys.text("quant_method").lower().replace("_", "-") if keys.says("quant_method") else "modelopt"
+    if method not in _METHODS:
+        keys.refuse("quant_method", f"{shown(method)} is not modelled; modelled: {', '.join(_METHODS)}")
+    return _METHODS[method](keys)
+
+
+def _fp8(keys: Keys) -> Quantisation:
+    dtype = "fp8" if keys.raw("weight_block_size") is None else _block(keys, keys.raw("weight_block_size"))
+    lacks = _matcher(keys, "modules_to_not_convert", boundaries, _patterns(keys, "modules_to_not_convert", "ignored_layers"))
+    return Quantisation(keys, (Rule(dtype, _everything, lacks),))
+
+
+def _block(keys: Keys, block: Any) -> str:
+    if block == [128, 128]:
+        return "fp8_block"
+    if block in ([1, 32], [32, 1]):
+        return "mxfp8"
+    keys.refuse("weight_block_size", f"blocks of {block!r:.40} are not modelled, expected [128, 128] or [1, 32]")
+
+
+def _mxfp4(keys: Keys) -> Quantisation:
+    # Only experts, whose module holds them all: transformers converts nothing else.
+    lacks = _matcher(keys, "modules_to_not_convert", boundaries, _patterns(keys, "modules_to_not_convert"))
+    return Quantisation(keys, (Rule("mxfp4", _everything, lacks, classes=("experts",)),))
+
+
+def _integer_format(keys: Keys, bits: int, group: int | None, *, zeros: bool, key: str) -> str:
+    """Return the format of integers with one scale for `group` inputs (None: for a row)."""
+    if bits == 8 and group is None and not zeros:
+        return "int8"
+    dtype = f"int{bits}_group{group}{'_zeros' if zeros else ''}"
+    if bits != 4 or group not in (32, 64, 128):
+        what = f"{bits}-bit integers in groups of {group}" if group else f"{bits}-bit integers with a scale a row"
+        keys.refuse(key, f"{what} are not modelled; expected 4 bits in groups of 32, 64 or 128, or 8 bits without groups")
+    return dtype
+
+
+def _group(keys: Keys, key: str = "group_size") -> int | None:
+    size = keys.raw(key)
+    return None if size in (None, -1) else keys.count(key)
+
+
+def _awq(keys: Keys) -> Quantisation:
+    bits = keys.count("bits" if keys.says("bits") else "w_bit")
+    group = _group(keys, "group_size" if "group_size" in keys.values else "q_group_size")
+    zeros = keys.flag("zero_point") if keys.says("zero_point") else True
+    dtype = _integer_format(keys, bits, group, zeros=zeros, key="bits")
+    lacks = _matcher(keys, "modules_to_not_convert", boundaries, _patterns(keys, "modules_to_not_convert"))
+    return Quantisation(keys, (Rule(dtype, _everything, lacks),))
+
+
+def _gptq(keys: Keys) -> Quantisation:
+    for key in ("dynamic", "extra_config", "modules_in_block_to_quantize"):
+        if keys.raw(key):
+            keys.refuse(key, "modules with formats of their own are not modelled")
+    symmetric = keys.flag("sym") if keys.says("sym") else True
+    # Kernels for symmetric integers drop the zero points, which are all the same.
+    dtype = _integer_format(keys, keys.count("bits"), _group(keys), zeros=not symmetric, key="bits")
+    lacks = _matcher(keys, "modules_to_not_convert", boundaries, _patterns(keys, "modules_to_not_convert"))
+    head = keys.flag("lm_head") if keys.says("lm_head") else False
+    return Quantisation(keys, (Rule(dtype, _everything, lacks, head=head),))
+
+
+def _bitsandbytes(keys: Keys) -> Quantisation:
+    if keys.flag("load_in_4bit"):
+        keys.refuse("load_in_4bit", "bitsandbytes' 4-bit formats are not modelled")
+    if not keys.flag("load_in_8bit"):
+        keys.refuse("load_in_8bit", "expected true")
+    skipped = _patterns(keys, "llm_int8_skip_modules")
+    return Quantisation(keys, (Rule("int8", _everything, boundaries(skipped)),))
+
+
+def _compressed_tensors(keys: Keys) -> Quantisation:
+    groups, rules = keys.table("config_groups"), []
+    if groups is None:
+        keys.refuse("config_groups", "missing")
+    ignored = _matcher(keys, "ignore", names_or_expressions, _patterns(keys, "ignore"))
+    for name in groups.values:
+        group = groups.table(name)
+        weights = None if group is None else group.table("weights")
+        if group is None or weights is None:
+            groups.refuse(name, "expected a group with weights; formats of activations alone are not modelled")
+        targets = _patterns(group, "targets")
+        # A class of modules means every matrix; an embedding is quantised by its name alone.
+        everywhere = not targets or "Linear" in targets
+        has = _everything if everywhere else _matcher(group, "targets", names_or_expressions, targets)
+        if any(has(embedding) for embedding in names_of_embedding() if not everywhere) or "Embedding" in targets:
+            group.refuse("targets", "quantised embeddings are not modelled")
+        rules.append(Rule(_weights_format(weights), has, ignored, head=True))
+    return Quantisation(keys, tuple(rules), _cache(keys))
+
+
+def _weights_format(weights: Keys) -> str:
+    """Return the format of compressed-tensors' ``weights``."""
+    bits, kind = weights.count("num_bits"), weights.text("type")
+    strategy = weights.text("strategy") if weights.says("strategy") else "group" if weights.says("group_size") else "tensor"
+    group, block = _group(weights), weights.raw("block_structure")
+    if kind == "int":
+        symmetric = weights.flag("symmetric") if weights.says("symmetric") else True
+        return _integer_format(weights, bits, group, zeros=not symmetric, key="num_bits")
+    if kind == "float" and bits == 8 and strategy in ("tensor", "channel"):
+        return "fp8"
+    if kind == "float" and bits == 8 and strategy == "block":
+        return _block(weights, block)
+    known = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
+    if kind == "float" and (bits, group) in known:
+        return known[bits, group]
+    return weights.refuse("type", f"{bits} bits of {shown(kind)} by {strategy} (group {group}) are not modelled")
+
+
+def _cache(keys: Keys) -> str | None:
+    """Return the element type of the cache where the checkpoint has scales for it."""
+    scheme = keys.table("kv_cache_scheme")
+    if scheme is None:
+        return None
+    bits, kind = scheme.count("num_bits"), scheme.text("type")
+    if bits != 8 or kind not in ("float", "int"):
+        scheme.refuse("num_bits", f"a cache of {bits} bits of {shown(kind)} is not modelled")
+    return "fp8" if kind == "float" else "int8"
+
+
+_ALGORITHMS = {
+    "FP8": "fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
+    "FP8_PB_WO": "fp8_block",
+    "FP8_PB_REAL": "fp8_block",
+    "W8A8_SQ_PER_CHANNEL": "int8",
+    "NVFP4": "nvfp4",
+    "NVFP4_AWQ": "nvfp4",
+    "W4A16_NVFP4": "nvfp4",
+    "MXFP8": "mxfp8",
+    "MXFP4": "mxfp4",
+    "W4A8_MXFP4_FP8": "mxfp4",
+}
+
+
+def _modelopt(keys: Keys) -> Quantisation:
+    nested = keys.table("quantization")  # as hf_quant_config.json has it
+    inner = keys if nested is None else nested
+    algorithm = inner.raw("quant_algo")
+    kv = inner.raw("kv_cache_quant_algo")
+    if kv not in (None, "FP8", "INT8"):
+        inner.refuse("kv_cache_quant_algo", f"{shown(kv)} is not modelled, expected FP8, INT8 or null")
+    cache = {"FP8": "fp8", "INT8": "int8"}.get(kv) or _cache(inner)
+    if algorithm is None and kv is not None:
+        return Quantisation(inner, (), cache)
+    if algorithm in ("W4A16_AWQ", "W4A8_AWQ"):
+        dtype = _integer_format(inner, 4, _group(inner), zeros=False, key="group_size")
+    elif not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
+        inner.refuse("quant_algo", f"{shown(algorithm)} is not modelled; modelled: {', '.join(_ALGORITHMS)}, W4A16_AWQ")
+    else:
+        dtype = _ALGORITHMS[algorithm]
+    lists = ("ignore", "exclude_modules", "modules_to_not_convert")
+    lacks = _matcher(inner, "ignore", wildcards, _patterns(inner, *lists))
+    return Quantisation(inner, (Rule(dtype, _everything, lacks, head=True),), cache)
+
+
+_METHODS: dict[str, Callable[[Keys], Quantisation]] = {
+    "fp8": _fp8,
+    "fbgemm-fp8": _fp8,
+    "mxfp4": _mxfp4,
+    "awq": _awq,
+    "gptq": _gptq,
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _compressed_tensors,
+    "modelopt": _modelopt,
+    "modelopt-fp4": _modelopt,
+}
