@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from g5cp_vec.config.grid import Grid
 
 # Rich wraps what is wider than the terminal; a file or a pipe has no width.
 _UNBOUNDED = 10_000
@@ -36,6 +40,12 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, n_left
     for row in rows:
         table.add_row(*row)
     make_console().print(table)
+
+
+def announce_notes(grid: Grid) -> None:
+    """Say on stderr what was left out or assumed of a grid's models."""
+    for note in grid.notes():
+        click.echo(f"note: {note}", err=True)
 
 
 def announce_compilation() -> None:

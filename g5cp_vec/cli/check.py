@@ -40,6 +40,8 @@ def command(grid: Path) -> None:
         f"time and memory are estimates, at {OPS_PER_S / 1e6:g} million operations/s on two cores and --audit sample; "
         "the first call of an installation compiles for 20 to 60 seconds more"
     )
+    if notes := checked.notes():
+        print_table(["about the models"], [(note,) for note in notes])
     if size.reasons:
         print_table(["invalid because", "points"], [(reason, str(n)) for reason, n in size.reasons])
     if size.reasons and checked.on_invalid == "error":

@@ -25,11 +25,14 @@ def command(point: Path, as_json: bool, fidelity: str) -> None:
     POINT.toml is a grid file with [fixed] only. A point that does not fit into memory (status oom) has its times all
     the same.
     """
-    from g5cp_vec.cli._output import announce_compilation
+    from g5cp_vec.cli._output import announce_compilation, announce_notes
+    from g5cp_vec.config.grid import load_point
     from g5cp_vec.runner.api import run_point
 
+    checked = load_point(point)
+    announce_notes(checked)
     announce_compilation()
-    row = run_point(point, fidelity=fidelity).to_dict()
+    row = run_point(checked, fidelity=fidelity).to_dict()
     if as_json:
         click.echo(json.dumps(row, allow_nan=False))
     else:

@@ -71,7 +71,7 @@ def command(
 
     Parts appear in DIR as they are finished. The same call after an interruption goes on where it stopped.
     """
-    from g5cp_vec.cli._output import announce_compilation
+    from g5cp_vec.cli._output import announce_compilation, announce_notes
     from g5cp_vec.cli._progress import make_progress
     from g5cp_vec.config.grid import load_grid
     from g5cp_vec.runner.api import run_sweep
@@ -79,6 +79,7 @@ def command(
     checked = load_grid(grid)
     folder = out or Path("results", _file_name(checked.name))
     if not quiet:
+        announce_notes(checked)
         announce_compilation()
     try:
         with make_progress(quiet=quiet) as progress:

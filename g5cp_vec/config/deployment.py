@@ -154,8 +154,9 @@ def _element_types(chosen: Mapping[str, Any]) -> dict[str, Any]:
         "ffn_dtype": written or stored.ffn,
         "expert_dtype": written or stored.experts,
         "kv_dtype": chosen["kv_dtype"] or stored.kv,
-        "embedding_dtype": stored.embedding or activation,
-        "head_dtype": stored.head or activation,
+        # A type that the grid says is one that the weights were converted to, whatever the checkpoint has.
+        "embedding_dtype": (None if chosen["dtype"] else stored.embedding) or activation,
+        "head_dtype": (None if chosen["dtype"] else stored.head) or activation,
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 Dtype = Literal["bf16", "fp16", "fp8", "int8", "fp4", "int4", "fp32"]
 WeightDtype = Literal[
     "bf16", "fp16", "fp8", "int8", "fp4", "int4", "fp32", "fp8_block", "mxfp8", "mxfp4", "nvfp4", "int4_group32",
-    "int4_group128",
+    "int4_group64", "int4_group128", "int4_group32_zeros", "int4_group64_zeros", "int4_group128_zeros",
 ]  # fmt: skip
 
 # Bits, not bytes: two 4-bit elements share a byte.
@@ -31,6 +31,8 @@ class BlockFormat(NamedTuple):
         Block of a weight matrix of (inputs, outputs).
     scale_bytes, matrix_bytes : int
         Of one scale, and beside the scales once a matrix.
+    zero_bits : int
+        Of the zero point beside a scale.
     """
 
     element: str
@@ -38,13 +40,14 @@ class BlockFormat(NamedTuple):
     columns: int
     scale_bytes: int
     matrix_bytes: int = 0
+    zero_bits: int = 0
 
 
 # fp8_block: DeepSeek-V3 (arXiv:2412.19437, section 3.3: 128 x 128 blocks; the checkpoint's weight_scale_inv is fp32).
 # mxfp8, mxfp4: OCP Microscaling Formats 1.0 (blocks of 32 along the inputs, E8M0 scales of one byte).
 # nvfp4: blocks of 16 along the inputs with E4M3 scales of one byte, and one fp32 scale a matrix (arXiv:2509.25149).
-# int4_group32, int4_group128: symmetric integers with one bf16 scale for so many inputs (compressed-tensors
-# pack-quantized; no zero points).
+# int4_group32 to int4_group128: symmetric integers with one bf16 scale for so many inputs (compressed-tensors
+# pack-quantized, symmetric GPTQ); with _zeros, a zero point of four bits beside each scale (AWQ, asymmetric GPTQ).
 BLOCK_FORMATS = MappingProxyType(
     {
         "fp8_block": BlockFormat("fp8", 128, 128, 4),
@@ -52,7 +55,11 @@ BLOCK_FORMATS = MappingProxyType(
         "mxfp4": BlockFormat("fp4", 32, 1, 1),
         "nvfp4": BlockFormat("fp4", 16, 1, 1, 4),
         "int4_group32": BlockFormat("int4", 32, 1, 2),
+        "int4_group64": BlockFormat("int4", 64, 1, 2),
         "int4_group128": BlockFormat("int4", 128, 1, 2),
+        "int4_group32_zeros": BlockFormat("int4", 32, 1, 2, zero_bits=4),
+        "int4_group64_zeros": BlockFormat("int4", 64, 1, 2, zero_bits=4),
+        "int4_group128_zeros": BlockFormat("int4", 128, 1, 2, zero_bits=4),
     }
 )
 
@@ -92,4 +99,5 @@ def matrix_bytes(inputs: int, outputs: int, dtype: str) -> int:
         return int(n_bytes(inputs * outputs, dtype))
     f = BLOCK_FORMATS[dtype]
     n_scales = -(-inputs // f.rows) * -(-outputs // f.columns)
-    return int(n_bytes(inputs * outputs, f.element)) + n_scales * f.scale_bytes + f.matrix_bytes
+    zeros = (n_scales * f.zero_bits + 7) // 8
+    return int(n_bytes(inputs * outputs, f.element)) + n_scales * f.scale_bytes + zeros + f.matrix_bytes

@@ -78,6 +78,11 @@ class Grid:
         named = self.objects["topology", topology].runtime or self.objects["chip", chip].runtime
         return named or IDEAL
 
+    def notes(self) -> list[str]:
+        """Return what was left out or assumed of the models that the grid names, one line each."""
+        models = [(text, record) for (key, text), record in self.objects.items() if key == "model"]
+        return [f"{text}: {note}" for text, model in models for note in model.notes]
+
     def canonical(self) -> dict[str, Any]:
         """Return the grid and the contents of its files as plain data for a manifest and its hash."""
         files: dict[str, dict[str, Any]] = {}

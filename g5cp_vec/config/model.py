@@ -25,7 +25,6 @@ from g5cp_vec.config.dtypes import Dtype, WeightDtype, n_bytes
 from g5cp_vec.config.huggingface import is_huggingface, read_huggingface
 from g5cp_vec.config.layers import LayerKind, Moe
 from g5cp_vec.config.weights import Weight, layer_weights
-from g5cp_vec.errors import ConfigError
 
 __all__ = ["Attention", "Dtypes", "Indexer", "LayerKind", "LayerTable", "Linear", "Model", "Moe", "load_model"]
 
@@ -149,6 +148,8 @@ class Model(Record):
         Whether norms have biases beside their weights.
     tie_embeddings : bool
         Whether the output projection is the embedding matrix.
+    head_bias : bool
+        Whether the output projection has a bias, one number for each token of the vocabulary.
     dtype : str
         Element type the weights are published in; a deployment may choose another.
     dtypes : Dtypes or None
@@ -173,6 +174,7 @@ class Model(Record):
     norms: Literal["pre", "sandwich", "parallel"] = "pre"
     norm_bias: bool = False
     tie_embeddings: bool = False
+    head_bias: bool = False
     dtype: WeightDtype
     dtypes: Dtypes | None = None
     source: str = ""
@@ -297,6 +299,7 @@ class Model(Record):
             (1, Weight(name, name, self.vocab, self.hidden), None) for name in names
         ]
         everything.append((1, Weight("norms", "activation", 1, self.hidden * (1 + self.norm_bias)), None))
+        everything.append((1, Weight("head", "activation", 1, self.vocab * self.head_bias), None))
         distinct, sequence = self.kinds
         for i, n in Counter(sequence).items():
             everything += [(n, weight, distinct[i]) for weight in layer_weights(self.hidden, distinct[i])]

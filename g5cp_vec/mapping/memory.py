@@ -167,7 +167,8 @@ def _edge_weight_bytes(dep: Deployment, *, first: bool, last: bool) -> int:
     model = dep.model
     total = matrix_bytes(model.vocab, model.hidden, dep.embedding_dtype) if first else 0
     if last:
-        total += int(n_bytes(model.hidden * (1 + model.norm_bias), dep.activation_dtype))
+        vectors = model.hidden * (1 + model.norm_bias) + ceil_div(model.vocab, dep.tp) * model.head_bias
+        total += int(n_bytes(vectors, dep.activation_dtype))
         if not (first and model.tie_embeddings):
             total += matrix_bytes(model.hidden, ceil_div(model.vocab, dep.tp), dep.head_dtype)
     return total

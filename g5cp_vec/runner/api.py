@@ -144,13 +144,13 @@ def run_sweep(
     return pl.concat(frames).sort("row") if frames else pl.DataFrame(schema=SCHEMA)
 
 
-def run_point(point: GridLike, *, fidelity: str = "exact") -> Result:
+def run_point(point: GridLike | Grid, *, fidelity: str = "exact") -> Result:
     """Simulate one point, always audited.
 
     Parameters
     ----------
-    point : path or mapping
-        Like a grid with ``[fixed]`` only.
+    point : path, mapping or Grid
+        Like a grid with ``[fixed]`` only; or such a grid, checked.
     fidelity : {"exact", "full"}
         See `run_sweep`.
 
@@ -159,9 +159,10 @@ def run_point(point: GridLike, *, fidelity: str = "exact") -> Result:
     ConfigError, InfeasibleError
         The file is wrong, or the point cannot be deployed.
     """
-    expansion = load_point(point).expand()
+    expansion = (point if isinstance(point, Grid) else load_point(point)).expand()
     if expansion.reasons:
-        raise InfeasibleError(f"{point if isinstance(point, str | Path) else '<mapping>'}: {expansion.reasons[0]}")
+        label = point.name if isinstance(point, Grid) else point if isinstance(point, str | Path) else "<mapping>"
+        raise InfeasibleError(f"{label}: {expansion.reasons[0]}")
     plan = build_plan(expansion, fidelity, "all")
     warm()
     runner = LocalRunner(expansion, plan, fidelity)

@@ -1,9 +1,9 @@
 """A Hugging Face ``config.json`` as a model.
 
-``source`` reads the file and its keys, ``nesting`` finds the language model in it, ``families`` says by which function of
-``builders`` and ``hybrids`` (with the pieces of ``blocks``) its layers come from the keys, ``quantisation`` which element
-types the checkpoint stores (``modules`` has the names that it speaks of). The result is the table that a TOML file would
-hold; :mod:`g5cp_vec.config.model` checks it as one.
+``source`` reads the file and its keys, ``nesting`` finds the language model in it, ``families`` says by which function
+of ``builders`` and ``hybrids`` (with the pieces of ``blocks``) its layers come from the keys, ``quantisation`` which
+element types the checkpoint stores (``modules`` has the names that it speaks of). The result is the table that a TOML
+file would hold; :mod:`g5cp_vec.config.model` checks it as one.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def read_huggingface(path: Path) -> tuple[Path, dict[str, Any]]:
     types, notes = _element_types(part, layers, tied=model["tie_embeddings"])
     refuse_what_was_not_read(part)
     notes = [*part.notes, *prediction_note(part), *_assumed(part), *notes]
-    return path, {**model, **types, "layer": _runs(layers), "notes": notes, "source": str(path)}
+    return path, {**model, **types, "layer": _runs(layers), "notes": notes, "source": f"{FILE} of {part.family.config}"}
 
 
 def _tied(part: TextPart) -> bool:
-    """Return whether the head is the embedding table: the text part's word, else the whole model's, else the class's."""
+    """Return whether the head is the embedding table: as the text part says, else the whole model, else the class."""
     if part.keys.says("tie_word_embeddings") or not part.whole.says("tie_word_embeddings"):
         return part.keys.flag("tie_word_embeddings")
     return part.whole.flag("tie_word_embeddings")
@@ -79,7 +79,9 @@ def _runs(layers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**table, "repeat": len(list(equal))} for table, equal in groupby(layers)]
 
 
-def _element_types(part: TextPart, layers: Sequence[Mapping[str, Any]], *, tied: bool) -> tuple[dict[str, Any], list[str]]:
+def _element_types(
+    part: TextPart, layers: Sequence[Mapping[str, Any]], *, tied: bool
+) -> tuple[dict[str, Any], list[str]]:
     """Return ``dtype`` and ``dtypes`` of the model, and notes on them."""
     quantised = _quantisation_keys(part)
     base, notes = _base_dtype(part, quantised is not None)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from g5cp_vec.config.huggingface.source import MOST_LAYERS, Keys
 
 Table = dict[str, Any]
+Mark = TypeVar("Mark", str, int)
 
 # What layer_types calls the ways to attend; transformers 5 has other words for the sparse ones.
 FULL, SLIDING, CHUNKED, LINEAR = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
@@ -112,7 +113,7 @@ def windowed(keys: Keys, attention: Table, types: Sequence[str]) -> list[Table]:
     return [sliding if kind == SLIDING else attention for kind in types]
 
 
-def every(n: int, interval: int, rare: str, usual: str) -> list[str]:
+def every(n: int, interval: int, rare: Mark, usual: Mark) -> list[Mark]:
     """Return `rare` for every `interval`-th of `n` layers, `usual` for the others."""
     return [usual if (i + 1) % interval else rare for i in range(n)]
 

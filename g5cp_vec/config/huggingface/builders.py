@@ -14,6 +14,7 @@ from g5cp_vec.config.huggingface.source import MOST_LAYERS, Keys
 
 
 def llama(keys: Keys) -> Table:
+    """Llama 2 and 3, and the many models built like them."""
     bias = keys.flag("attention_bias")
     attention = blocks.grouped(keys, qkv_bias=bias, o_bias=bias)
     n = n_layers(keys)
@@ -22,6 +23,7 @@ def llama(keys: Keys) -> Table:
 
 
 def mistral(keys: Keys) -> Table:
+    """Mistral, Ministral and Phi-3: one window for all layers, or none."""
     n = n_layers(keys)
     everywhere = SLIDING if keys.optional("sliding_window") is not None else FULL
     types = blocks.spans(keys, [everywhere] * n, (FULL, SLIDING))
@@ -30,6 +32,7 @@ def mistral(keys: Keys) -> Table:
 
 
 def mixtral(keys: Keys) -> Table:
+    """Mixtral: Mistral with experts."""
     moe = blocks.experts(keys, "num_local_experts", "intermediate_size")
     layers = mistral(keys)["layer"]
     return {"layer": [{"attention": layer["attention"], **moe} for layer in layers]}
@@ -45,7 +48,7 @@ def _qwen_spans(keys: Keys, n: int) -> Any:
 
 
 def sparse_steps(keys: Keys, n: int, moe: Table) -> list[Table]:
-    """Return Qwen's networks: experts in every ``decoder_sparse_step``-th layer that isn't among ``mlp_only_layers``."""
+    """Return Qwen's networks: experts in every ``decoder_sparse_step``-th layer but ``mlp_only_layers``."""
     step, plain = keys.count("decoder_sparse_step", null=1), keys.raw("mlp_only_layers") or []
     if not isinstance(plain, list) or not all(type(i) is int and 0 <= i < n for i in plain):
         keys.wrong("mlp_only_layers", f"a list of layers from 0 to {n - 1}")
@@ -55,6 +58,7 @@ def sparse_steps(keys: Keys, n: int, moe: Table) -> list[Table]:
 
 
 def qwen2(keys: Keys) -> Table:
+    """Qwen2 and Qwen2.5."""
     n = n_layers(keys)
     attention = blocks.windowed(keys, blocks.grouped(keys, qkv_bias=True), _qwen_spans(keys, n))
     return {"layer": blocks.stacked(attention, [blocks.dense(keys)] * n)}
@@ -67,6 +71,7 @@ def qwen_shared(keys: Keys) -> Table:
 
 
 def qwen2_moe(keys: Keys) -> Table:
+    """Qwen2-MoE: a shared expert with a gate of its own."""
     n = n_layers(keys)
     attention = blocks.windowed(keys, blocks.grouped(keys, qkv_bias=keys.flag("qkv_bias")), _qwen_spans(keys, n))
     moe = blocks.experts(keys, "num_experts", "moe_intermediate_size", **qwen_shared(keys))
@@ -74,17 +79,20 @@ def qwen2_moe(keys: Keys) -> Table:
 
 
 def qwen3_attention(keys: Keys, **more: Any) -> Table:
+    """Return the attention of Qwen3 and its successors; `more` are fields that the family decides."""
     bias = keys.flag("attention_bias")
     return blocks.grouped(keys, qkv_bias=bias, o_bias=bias, qk_norm="head", **more)
 
 
 def qwen3(keys: Keys) -> Table:
+    """Qwen3: norms of queries and keys."""
     n = n_layers(keys)
     attention = blocks.windowed(keys, qwen3_attention(keys), _qwen_spans(keys, n))
     return {"layer": blocks.stacked(attention, [blocks.dense(keys)] * n)}
 
 
 def qwen3_moe(keys: Keys) -> Table:
+    """Qwen3-MoE."""
     n = n_layers(keys)
     # Its class has no max_window_layers: a window that is used is everywhere.
     used = keys.flag("use_sliding_window") and keys.optional("sliding_window") is not None
@@ -95,10 +103,11 @@ def qwen3_moe(keys: Keys) -> Table:
 
 
 def llama4(keys: Keys) -> Table:
+    """Llama 4: chunks, but in every fourth layer, which has no positions; experts in every layer or every other."""
     n = n_layers(keys)
     roped = keys.listing("no_rope_layers", n, (0, 1)) if keys.raw("no_rope_layers") else None
     if roped is None:
-        roped = blocks.every(n, keys.count("no_rope_layer_interval"), 0, 1)  # type: ignore[arg-type]
+        roped = blocks.every(n, keys.count("no_rope_layer_interval"), 0, 1)
     chunk = keys.optional("attention_chunk_size")
     types = blocks.spans(keys, [CHUNKED if r and chunk else FULL for r in roped], (CHUNKED, FULL))
     if CHUNKED in types and chunk is None:
@@ -119,16 +128,19 @@ def llama4(keys: Keys) -> Table:
 
 
 def glm(keys: Keys) -> Table:
+    """GLM-4-9B."""
     n = n_layers(keys)
     attention = blocks.grouped(keys, qkv_bias=keys.flag("attention_bias"))
     return {"layer": blocks.stacked([attention] * n, [blocks.dense(keys)] * n)}
 
 
 def glm4(keys: Keys) -> Table:
+    """GLM-4-0414 and the text part of GLM-4.1V: norms on both sides of each half."""
     return glm(keys) | {"norms": "sandwich"}
 
 
 def glm4_moe(keys: Keys) -> Table:
+    """GLM-4.5 to 4.7."""
     n = n_layers(keys)
     norm = "head" if keys.flag("use_qk_norm") else "none"
     attention = blocks.grouped(keys, qkv_bias=keys.flag("attention_bias"), qk_norm=norm)
@@ -147,13 +159,15 @@ def chatglm(keys: Keys) -> Table:
     if heads % groups:
         keys.refuse("multi_query_group_num", f"{groups} does not divide num_attention_heads = {heads}")
     bias = keys.flag("add_bias_linear")
-    attention = {"kind": "gqa", "n_heads": heads, "n_kv_heads": groups, "head_dim": keys.count("kv_channels")}
-    attention |= {"rope_dim": attention["head_dim"] // 2, "qkv_bias": keys.flag("add_qkv_bias") or bias, "o_bias": bias}
+    width = keys.count("kv_channels")
+    attention = {"kind": "gqa", "n_heads": heads, "n_kv_heads": groups, "head_dim": width}
+    attention |= {"rope_dim": width // 2, "qkv_bias": keys.flag("add_qkv_bias") or bias, "o_bias": bias}
     layers = blocks.stacked([attention] * n, [blocks.dense(keys, "ffn_hidden_size")] * n)
     return {"layer": layers, "ffn_bias": bias, "vocab": keys.count("padded_vocab_size")}
 
 
 def gpt_oss(keys: Keys) -> Table:
+    """gpt-oss: sinks, a window in every other layer, biases everywhere."""
     n, bias = n_layers(keys), keys.flag("attention_bias")
     types = blocks.spans(keys, blocks.every(n, 2, FULL, SLIDING))
     attention = blocks.windowed(keys, blocks.grouped(keys, qkv_bias=bias, o_bias=bias, sinks=True), types)
@@ -162,6 +176,7 @@ def gpt_oss(keys: Keys) -> Table:
 
 
 def gemma(keys: Keys) -> Table:
+    """Gemma 1."""
     bias = keys.flag("attention_bias")
     attention, n = blocks.grouped(keys, qkv_bias=bias, o_bias=bias), n_layers(keys)
     return {"layer": blocks.stacked([attention] * n, [blocks.dense(keys)] * n)}
@@ -178,6 +193,7 @@ def gemma2(keys: Keys) -> Table:
 
 
 def minimax_m2(keys: Keys) -> Table:
+    """MiniMax-M2: norms over all heads together."""
     n = n_layers(keys)
     norm = "width" if keys.flag("use_qk_norm") else "none"
     if norm == "width" and keys.text("qk_norm_type") != "per_layer":
@@ -193,6 +209,7 @@ def minimax_m2(keys: Keys) -> Table:
 
 
 def phimoe(keys: Keys) -> Table:
+    """Phi-3.5-MoE: layer norms, biases of attention and of the head."""
     table, bias = mixtral(keys), keys.flag("attention_bias")
     for layer in table["layer"]:
         layer["attention"] = layer["attention"] | {"qkv_bias": bias, "o_bias": bias}
@@ -200,14 +217,16 @@ def phimoe(keys: Keys) -> Table:
 
 
 def cohere(keys: Keys) -> Table:
+    """Command-R: both halves of a layer start from one norm; R7B and A have a window in three layers of four."""
     n, bias = n_layers(keys), keys.flag("attention_bias")
-    types = [FULL] * n
-    if "sliding_window" in keys.defaults:
-        types = blocks.spans(keys, blocks.every(n, keys.count("sliding_window_pattern"), FULL, SLIDING))  # type: ignore[assignment]
+    has_windows = "sliding_window" in keys.defaults
+    default = blocks.every(n, keys.count("sliding_window_pattern"), FULL, SLIDING) if has_windows else [FULL] * n
+    types = blocks.spans(keys, default, (FULL, SLIDING) if has_windows else (FULL,))
     norm = "width" if keys.flag("use_qk_norm") else "none"
     attention = blocks.windowed(keys, blocks.grouped(keys, qkv_bias=bias, o_bias=bias, qk_norm=norm), types)
     return {"layer": blocks.stacked(attention, [blocks.dense(keys)] * n), "norms": "parallel"}
 
 
 def nemotron(keys: Keys) -> Table:
+    """Nemotron-4 and Minitron: layer norms, and networks without a gate."""
     return llama(keys) | {"gated": False, "norm_bias": True}

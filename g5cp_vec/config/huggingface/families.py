@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from g5cp_vec.config.huggingface import builders, hybrids
+from g5cp_vec.config.huggingface import builders, hybrids, modules
 from g5cp_vec.config.huggingface.blocks import Table
-from g5cp_vec.config.huggingface.modules import Names, prefixed
+from g5cp_vec.config.huggingface.modules import Names
 from g5cp_vec.config.huggingface.source import Keys
 
 
@@ -41,7 +41,9 @@ class Family:
     names: Names = field(default_factory=Names)
 
 
-def _sizes(vocab: int, hidden: int, ff: int | None, layers: int, heads: int, kv_heads: int | None, **more: Any) -> Table:
+def _sizes(
+    vocab: int, hidden: int, ff: int | None, layers: int, heads: int, kv_heads: int | None, **more: Any
+) -> Table:
     """Return defaults: the sizes that every class has, and `more`."""
     return {
         "vocab_size": vocab,
@@ -95,33 +97,6 @@ _GLM4_MOE = _sizes(151552, 4096, 10944, 46, 96, 8, partial_rotary_factor=0.5, **
 _INDEXER = {"index_topk": 2048, "index_head_dim": 128}
 _GEMMA = {"tie_word_embeddings": True, "head_dim": 256}
 
-_MLA = prefixed("self_attn.", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
-_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-_SHARED = prefixed("mlp.shared_experts.", *_PROJECTIONS)
-_DEEPSEEK = Names(attention=_MLA, shared=_SHARED)
-_QWEN = Names(shared=prefixed("mlp.shared_expert.", *_PROJECTIONS))
-_QWEN_DELTA = Names(
-    linear=prefixed("linear_attn.", "in_proj_qkv", "in_proj_z", "out_proj"), shared=_QWEN.shared
-)
-_BLOCK_SPARSE = Names(experts=prefixed("block_sparse_moe.experts.0.", "w1", "w2", "w3"))
-_MINIMAX = Names(experts=_BLOCK_SPARSE.experts, linear=prefixed("self_attn.", "qkv_proj", "output_gate", "out_proj"))
-_PHI = Names(attention=prefixed("self_attn.", "qkv_proj", "o_proj"), network=prefixed("mlp.", "gate_up_proj", "down_proj"))
-_GLM = Names(network=_PHI.network)
-_LLAMA4 = Names(
-    network=prefixed("feed_forward.", *_PROJECTIONS),
-    experts=prefixed("feed_forward.experts.0.", *_PROJECTIONS),
-    shared=prefixed("feed_forward.shared_expert.", *_PROJECTIONS),
-)
-_UNGATED = prefixed("mlp.", "up_proj", "down_proj")
-_NEMOTRON_H = Names(
-    attention=prefixed("mixer.", "q_proj", "k_proj", "v_proj", "o_proj"),
-    linear=prefixed("mixer.", "in_proj", "out_proj"),
-    network=prefixed("mixer.", "up_proj", "down_proj"),
-    experts=prefixed("mixer.experts.0.", "up_proj", "down_proj"),
-    shared=prefixed("mixer.shared_experts.", "up_proj", "down_proj"),
-    places=("backbone.layers", "model.layers", "language_model.backbone.layers"),
-)
-
 FAMILIES: dict[str, Family] = {
     "llama": Family(
         "LlamaConfig",
@@ -137,7 +112,7 @@ FAMILIES: dict[str, Family] = {
         builders.mistral,
         _sizes(131072, 4096, 14336, 34, 32, 8, head_dim=128),
     ),
-    "mixtral": Family("MixtralConfig", ("MixtralForCausalLM",), builders.mixtral, _MIXTRAL, _BLOCK_SPARSE),
+    "mixtral": Family("MixtralConfig", ("MixtralForCausalLM",), builders.mixtral, _MIXTRAL, modules.BLOCK_SPARSE),
     "qwen2": Family(
         "Qwen2Config",
         ("Qwen2ForCausalLM",),
@@ -151,7 +126,7 @@ FAMILIES: dict[str, Family] = {
         ("Qwen2MoeForCausalLM",),
         builders.qwen2_moe,
         _sizes(151936, 2048, 5632, 24, 16, 16, qkv_bias=True, **_QWEN_WINDOW, **_qwen_experts(60, 4, 1408, 5632)),
-        _QWEN,
+        modules.QWEN,
     ),
     "qwen3": Family(
         "Qwen3Config",
@@ -179,60 +154,88 @@ FAMILIES: dict[str, Family] = {
         ("Qwen3NextForCausalLM",),
         hybrids.qwen3_next,
         _sizes(151936, 2048, 5632, 48, 16, 2, decoder_sparse_step=1, **_DELTA_NET, **_qwen_experts(512, 10, 512, 512)),
-        _QWEN,
+        modules.QWEN,
     ),
     "qwen3_5_text": Family(
-        "Qwen3_5TextConfig", ("Qwen3_5ForCausalLM",), hybrids.qwen3_next, _QWEN3_5, _QWEN_DELTA
+        "Qwen3_5TextConfig", ("Qwen3_5ForCausalLM",), hybrids.qwen3_next, _QWEN3_5, modules.QWEN_DELTA
     ),
     "qwen3_5_moe_text": Family(
-        "Qwen3_5MoeTextConfig", ("Qwen3_5MoeForCausalLM",), hybrids.qwen3_next, _QWEN3_5_MOE, _QWEN_DELTA
+        "Qwen3_5MoeTextConfig", ("Qwen3_5MoeForCausalLM",), hybrids.qwen3_next, _QWEN3_5_MOE, modules.QWEN_DELTA
     ),
     "llama4_text": Family(
         "Llama4TextConfig",
         ("Llama4ForCausalLM",),
         builders.llama4,
         _sizes(
-            202048, 5120, 8192, 48, 40, 8,
-            head_dim=128, intermediate_size_mlp=16384, num_local_experts=16, num_experts_per_tok=1, use_qk_norm=True,
-            attention_chunk_size=8192, interleave_moe_layer_step=1, no_rope_layer_interval=4,
+            202048,
+            5120,
+            8192,
+            48,
+            40,
+            8,
+            head_dim=128,
+            intermediate_size_mlp=16384,
+            num_local_experts=16,
+            num_experts_per_tok=1,
+            use_qk_norm=True,
+            attention_chunk_size=8192,
+            interleave_moe_layer_step=1,
+            no_rope_layer_interval=4,
         ),
-        _LLAMA4,
+        modules.LLAMA4,
     ),
     "deepseek_v2": Family(
         "DeepseekV2Config",
         ("DeepseekV2ForCausalLM",),
         hybrids.deepseek,
         _sizes(
-            102400, 4096, 11008, 32, 32, None,
-            topk_method="greedy", **_latent(512, 1536, 128, 64, 128), **_experts(64, None, 1407, 2, 0),
+            102400,
+            4096,
+            11008,
+            32,
+            32,
+            None,
+            topk_method="greedy",
+            **_latent(512, 1536, 128, 64, 128),
+            **_experts(64, None, 1407, 2, 0),
         ),
-        _DEEPSEEK,
+        modules.DEEPSEEK,
     ),
-    "deepseek_v3": Family("DeepseekV3Config", ("DeepseekV3ForCausalLM",), hybrids.deepseek, _V3, _DEEPSEEK),
+    "deepseek_v3": Family("DeepseekV3Config", ("DeepseekV3ForCausalLM",), hybrids.deepseek, _V3, modules.DEEPSEEK),
     "kimi_k2": Family(
-        "DeepseekV3Config", ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM"), hybrids.deepseek, _V3, _DEEPSEEK
+        "DeepseekV3Config", ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM"), hybrids.deepseek, _V3, modules.DEEPSEEK
     ),
     "deepseek_v32": Family(
         "DeepseekV32Config",
         ("DeepseekV32ForCausalLM",),
         hybrids.deepseek,
         _V3 | _INDEXER | {"index_n_heads": 64},
-        _DEEPSEEK,
+        modules.DEEPSEEK,
     ),
     "glm_moe_dsa": Family(
         "GlmMoeDsaConfig",
         ("GlmMoeDsaForCausalLM",),
         hybrids.deepseek,
-        _sizes(154880, 6144, 12288, 78, 64, 64, index_n_heads=32, **_INDEXER,
-               **_latent(512, 2048, 192, 64, 256), **_experts(256, 8, 2048, 1, 3)),
-        _DEEPSEEK,
+        _sizes(
+            154880,
+            6144,
+            12288,
+            78,
+            64,
+            64,
+            index_n_heads=32,
+            **_INDEXER,
+            **_latent(512, 2048, 192, 64, 256),
+            **_experts(256, 8, 2048, 1, 3),
+        ),
+        modules.DEEPSEEK,
     ),
     "glm4_moe_lite": Family(
         "Glm4MoeLiteConfig",
         ("Glm4MoeLiteForCausalLM",),
         hybrids.deepseek,
         _sizes(154880, 2048, 10240, 47, 20, 20, **_latent(512, 768, 192, 64, 256), **_experts(64, 4, 1536, 1, 1)),
-        _DEEPSEEK,
+        modules.DEEPSEEK,
     ),
     "chatglm": Family(
         "ChatGLMConfig",
@@ -240,26 +243,35 @@ FAMILIES: dict[str, Family] = {
         builders.chatglm,
         {"tie_word_embeddings": False},
     ),
-    "glm": Family("GlmConfig", ("GlmForCausalLM",), builders.glm, _GLM4, _GLM),
-    "glm4": Family("Glm4Config", ("Glm4ForCausalLM",), builders.glm4, _GLM4, _GLM),
-    "glm4v_text": Family("Glm4vTextConfig", (), builders.glm4, _GLM4 | {"head_dim": None}, _GLM),
+    "glm": Family("GlmConfig", ("GlmForCausalLM",), builders.glm, _GLM4, modules.GLM),
+    "glm4": Family("Glm4Config", ("Glm4ForCausalLM",), builders.glm4, _GLM4, modules.GLM),
+    "glm4v_text": Family("Glm4vTextConfig", (), builders.glm4, _GLM4 | {"head_dim": None}, modules.GLM),
     "glm4_moe": Family(
-        "Glm4MoeConfig", ("Glm4MoeForCausalLM",), builders.glm4_moe, _GLM4_MOE, Names(shared=_SHARED)
+        "Glm4MoeConfig", ("Glm4MoeForCausalLM",), builders.glm4_moe, _GLM4_MOE, Names(shared=modules.SHARED)
     ),
     "glm4v_moe_text": Family(
         "Glm4vMoeTextConfig",
         (),
         builders.glm4_moe,
         _GLM4_MOE | {"vocab_size": 151424, "attention_bias": True},
-        Names(shared=_SHARED),
+        Names(shared=modules.SHARED),
     ),
     "gpt_oss": Family(
         "GptOssConfig",
         ("GptOssForCausalLM",),
         builders.gpt_oss,
         _sizes(
-            201088, 2880, 2880, 36, 64, 8,
-            head_dim=64, attention_bias=True, sliding_window=128, num_local_experts=128, num_experts_per_tok=4,
+            201088,
+            2880,
+            2880,
+            36,
+            64,
+            8,
+            head_dim=64,
+            attention_bias=True,
+            sliding_window=128,
+            num_local_experts=128,
+            num_experts_per_tok=4,
         ),
         Names(experts=("mlp.experts",)),
     ),
@@ -283,26 +295,37 @@ FAMILIES: dict[str, Family] = {
         ("MiniMaxM2ForCausalLM",),
         builders.minimax_m2,
         _sizes(
-            200064, 3072, 1536, 62, 48, 8,
-            head_dim=128, num_local_experts=256, num_experts_per_tok=8, use_qk_norm=True, qk_norm_type="per_layer",
+            200064,
+            3072,
+            1536,
+            62,
+            48,
+            8,
+            head_dim=128,
+            num_local_experts=256,
+            num_experts_per_tok=8,
+            use_qk_norm=True,
+            qk_norm_type="per_layer",
             use_routing_bias=True,
         ),
-        _BLOCK_SPARSE,
+        modules.BLOCK_SPARSE,
     ),
     "minimax": Family(
-        "MiniMaxConfig", ("MiniMaxForCausalLM",), hybrids.minimax, _MIXTRAL | {"layer_types": None}, _MINIMAX
+        "MiniMaxConfig", ("MiniMaxForCausalLM",), hybrids.minimax, _MIXTRAL | {"layer_types": None}, modules.MINIMAX
     ),
     "minimax_text_01": Family(
-        "MiniMaxText01Config", ("MiniMaxText01ForCausalLM",), hybrids.minimax, _MIXTRAL, _MINIMAX
+        "MiniMaxText01Config", ("MiniMaxText01ForCausalLM",), hybrids.minimax, _MIXTRAL, modules.MINIMAX
     ),
-    "minimax_m1": Family("MiniMaxM1Config", ("MiniMaxM1ForCausalLM",), hybrids.minimax, _MIXTRAL, _MINIMAX),
-    "phi3": Family("Phi3Config", ("Phi3ForCausalLM",), builders.mistral, _sizes(32064, 3072, 8192, 32, 32, None), _PHI),
+    "minimax_m1": Family("MiniMaxM1Config", ("MiniMaxM1ForCausalLM",), hybrids.minimax, _MIXTRAL, modules.MINIMAX),
+    "phi3": Family(
+        "Phi3Config", ("Phi3ForCausalLM",), builders.mistral, _sizes(32064, 3072, 8192, 32, 32, None), modules.PHI
+    ),
     "phimoe": Family(
         "PhimoeConfig",
         ("PhimoeForCausalLM", "PhiMoEForCausalLM"),
         builders.phimoe,
         _sizes(32064, 4096, 6400, 32, 32, 8, num_local_experts=16, num_experts_per_tok=2),
-        _BLOCK_SPARSE,
+        modules.BLOCK_SPARSE,
     ),
     "cohere": Family(
         "CohereConfig",
@@ -322,16 +345,32 @@ FAMILIES: dict[str, Family] = {
         ("NemotronForCausalLM",),
         builders.nemotron,
         _sizes(256000, 6144, 24576, 32, 48, None, partial_rotary_factor=0.5),
-        Names(network=_UNGATED),
+        Names(network=modules.UNGATED),
     ),
     "nemotron_h": Family(
         "NemotronHConfig",
         ("NemotronHForCausalLM",),
         hybrids.nemotron_h,
-        _sizes(131072, 4096, 21504, 52, 32, 8, head_dim=128, ssm_state_size=128, mamba_num_heads=128,
-               mamba_head_dim=64, n_groups=8, conv_kernel=4, use_conv_bias=True, n_routed_experts=8,
-               num_experts_per_tok=2, moe_intermediate_size=7688, moe_shared_expert_intermediate_size=7688),
-        _NEMOTRON_H,
+        _sizes(
+            131072,
+            4096,
+            21504,
+            52,
+            32,
+            8,
+            head_dim=128,
+            ssm_state_size=128,
+            mamba_num_heads=128,
+            mamba_head_dim=64,
+            n_groups=8,
+            conv_kernel=4,
+            use_conv_bias=True,
+            n_routed_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=7688,
+            moe_shared_expert_intermediate_size=7688,
+        ),
+        modules.NEMOTRON_H,
     ),
     "nemotron-nas": Family(
         "DeciLMConfig", ("DeciLMForCausalLM",), hybrids.nemotron_nas, _sizes(128256, 8192, None, 80, 64, None)

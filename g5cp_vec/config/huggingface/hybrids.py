@@ -100,6 +100,8 @@ def nemotron_h(keys: Keys) -> Table:
         made["linear_attention"] = {"linear": _mamba2(keys), "ffn": "none"}
     if "mlp" in kinds:
         made["mlp"] = {"mixer": "none", **blocks.dense(keys)}
+    if "moe" in kinds and keys.flag("mlp_bias"):
+        keys.refuse("mlp_bias", "shared experts with biases beside routed ones without are not modelled")
     if "moe" in kinds:
         shared = {"n_shared": 1, "d_shared": keys.count("moe_shared_expert_intermediate_size"), "router_bias": True}
         made["moe"] = {

@@ -9,11 +9,17 @@ from fnmatch import translate
 from typing import Any
 
 # Names of a layer's place: of the text model alone, and within a model of several kinds of input.
-_PLACES = ("model.layers", "language_model.model.layers", "model.language_model.layers", "model.language_model.model.layers")
+_PLACES = (
+    "model.layers",
+    "language_model.model.layers",
+    "model.language_model.layers",
+    "model.language_model.model.layers",
+)
 _HEADS = ("lm_head", "language_model.lm_head", "model.lm_head")
 _EMBEDDINGS = ("model.embed_tokens", "language_model.model.embed_tokens", "model.language_model.embed_tokens")
 
 Matcher = Callable[[str], bool]
+_PLAIN = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Names:
     def of_layer(self, layer: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yield classes of weights (keys of ``dtypes``) with the modules that a layer has of each."""
         if "attention" in layer:
-            yield "attention", self.attention
+            yield "attention", self._of_attention(layer["attention"])
         elif "linear" in layer:
             yield "attention", self.linear
         if layer.get("ffn") == "dense":
@@ -47,6 +53,14 @@ class Names:
             yield "experts", self.experts
             if layer["moe"].get("n_shared"):
                 yield "ffn", self.shared
+
+    def _of_attention(self, attention: Mapping[str, Any]) -> tuple[str, ...]:
+        modules = self.attention
+        if attention["kind"] == "mla" and attention["q_lora_rank"] is None:
+            modules = ("self_attn.q_proj", *(name for name in modules if not name.startswith("self_attn.q_")))
+        if (indexer := attention.get("indexer")) and not indexer["shared"]:
+            modules += prefixed("self_attn.indexer.", "wq_b", "wk")
+        return modules
 
     def spellings(self, layer: int, module: str) -> list[str]:
         """Return every full name that a module of a layer may have."""
@@ -62,6 +76,35 @@ def prefixed(prefix: str, *names: str) -> tuple[str, ...]:
     ('mlp.up', 'mlp.down')
     """
     return tuple(prefix + name for name in names)
+
+
+# Families whose checkpoints have other names than Llama's.
+MLA = prefixed("self_attn.", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+SHARED = prefixed("mlp.shared_experts.", *PROJECTIONS)
+DEEPSEEK = Names(attention=MLA, shared=SHARED)
+QWEN = Names(shared=prefixed("mlp.shared_expert.", *PROJECTIONS))
+QWEN_DELTA = Names(linear=prefixed("linear_attn.", "in_proj_qkv", "in_proj_z", "out_proj"), shared=QWEN.shared)
+BLOCK_SPARSE = Names(experts=prefixed("block_sparse_moe.experts.0.", "w1", "w2", "w3"))
+MINIMAX = Names(experts=BLOCK_SPARSE.experts, linear=prefixed("self_attn.", "qkv_proj", "output_gate", "out_proj"))
+PHI = Names(
+    attention=prefixed("self_attn.", "qkv_proj", "o_proj"), network=prefixed("mlp.", "gate_up_proj", "down_proj")
+)
+GLM = Names(network=PHI.network)
+LLAMA4 = Names(
+    network=prefixed("feed_forward.", *PROJECTIONS),
+    experts=prefixed("feed_forward.experts.0.", *PROJECTIONS),
+    shared=prefixed("feed_forward.shared_expert.", *PROJECTIONS),
+)
+UNGATED = prefixed("mlp.", "up_proj", "down_proj")
+NEMOTRON_H = Names(
+    attention=prefixed("mixer.", "q_proj", "k_proj", "v_proj", "o_proj"),
+    linear=prefixed("mixer.", "in_proj", "out_proj"),
+    network=prefixed("mixer.", "up_proj", "down_proj"),
+    experts=prefixed("mixer.experts.0.", "up_proj", "down_proj"),
+    shared=prefixed("mixer.shared_experts.", "up_proj", "down_proj"),
+    places=("backbone.layers", "model.layers", "language_model.backbone.layers"),
+)
 
 
 def names_of_head() -> tuple[str, ...]:
@@ -83,13 +126,20 @@ def _any_of(patterns: Iterable[str]) -> Matcher:
 
 
 def boundaries(patterns: Iterable[str]) -> Matcher:
-    """Return the matcher of transformers' lists: a regular expression from the start, a part or an end of the name.
+    """Return the matcher of transformers' lists: whole parts of the name, or a regular expression from its start.
 
-    ``"layers.1"`` means ``layers.1.mlp`` and not ``layers.11.mlp``; ``"gate"`` means ``mlp.gate`` and not ``mlp.gate_proj``.
+    ``"layers.1"`` means ``layers.1.mlp``, not ``layers.11.mlp``; ``"gate"`` means ``mlp.gate``, not ``mlp.gate_proj``.
     """
     listed = list(patterns)
-    parts = [rf"(?:.*\.)?{re.escape(pattern)}(?:\.|$)" for pattern in listed]
-    return _any_of([*(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))" for pattern in listed), *parts])
+    plain = {pattern for pattern in listed if _PLAIN.fullmatch(pattern)}
+    expression = _any_of(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))" for pattern in listed if pattern not in plain)
+
+    def matches(name: str) -> bool:
+        parts = name.split(".")
+        ends = range(1, len(parts) + 1)
+        return any(".".join(parts[i:j]) in plain for j in ends for i in range(j)) or expression(name)
+
+    return matches
 
 
 def names_or_expressions(patterns: Iterable[str]) -> Matcher:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from g5cp_vec.config._files import describe, did_you_mean
 from g5cp_vec.config.huggingface.families import FAMILIES, Family
@@ -120,8 +120,8 @@ def text_part(path: Path, contents: dict[str, Any]) -> TextPart:
     """
     whole = Keys(path, contents)
     model_type = _model_type(whole)
-    outer, notes = _OUTER.get(model_type), ()
-    inner = whole
+    outer = _OUTER.get(model_type)
+    inner, notes = whole, tuple[str, ...]()
     if outer is not None:
         _check_architecture(whole, (outer.architecture,), model_type)
         table = whole.table(outer.key)
@@ -175,7 +175,9 @@ def _architecture(whole: Keys) -> str | None:
 
 
 def _unknown_architecture(name: str) -> str:
-    known = [a for family in FAMILIES.values() for a in family.architectures] + [o.architecture for o in _OUTER.values()]
+    known = [a for family in FAMILIES.values() for a in family.architectures] + [
+        o.architecture for o in _OUTER.values()
+    ]
     return f"{describe(name)} is not modelled{did_you_mean(name, known) or '; expected a language model with its head'}"
 
 
@@ -186,11 +188,11 @@ def _check_architecture(whole: Keys, expected: tuple[str, ...], model_type: str)
         whole.refuse("architectures", f"{describe(named)} is not modelled; model_type {model_type!r} is as {words}")
 
 
-def _refuse_type(keys: Keys, model_type: str) -> None:
+def _refuse_type(keys: Keys, model_type: str) -> NoReturn:
     if model_type in _LACKING:
         keys.refuse("model_type", f"{describe(model_type)} is not modelled: {_LACKING[model_type]}")
     known = [*FAMILIES, *_OUTER]
-    hint = did_you_mean(model_type, known) or f"; modelled: {', '.join(known)}"
+    hint = did_you_mean(model_type, known) or "; the README lists the families that are"
     keys.refuse("model_type", f"{describe(model_type)} is not modelled{hint}")
 
 

@@ -1,8 +1,8 @@
 """Which element type a quantised checkpoint stores each class of weights in.
 
 ``quantization_config`` names a method, its format, and the modules that are left as they were; ModelOpt writes the same
-into ``hf_quant_config.json`` beside it. The answer is one type for each class of :class:`g5cp_vec.config.model.Dtypes`; a
-checkpoint that stores one class in two types is refused.
+into ``hf_quant_config.json`` beside it. The answer is one type for each class of :class:`g5cp_vec.config.model.Dtypes`;
+a checkpoint that stores one class in two types is refused.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from g5cp_vec.config.huggingface.modules import (
 )
 from g5cp_vec.config.huggingface.source import Keys, shown
 
+_NESTED_REPETITION = re.compile(r"[*+}]\)[*+{]")
 _CLASSES = {"attention": "attention", "ffn": "feed-forward networks", "experts": "experts", "head": "the head"}
 
 
@@ -111,7 +112,10 @@ def _patterns(keys: Keys, *names: str) -> list[str]:
     return found
 
 
-def _matcher(keys: Keys, key: str, make: Callable[[Iterable[str]], Matcher], patterns: Iterable[str]) -> Matcher:
+def _matcher(keys: Keys, key: str, make: Callable[[Iterable[str]], Matcher], patterns: Sequence[str]) -> Matcher:
+    for pattern in patterns:
+        if _NESTED_REPETITION.search(pattern):
+            keys.refuse(key, f"{shown(pattern)} repeats a repetition, which may take for ever to match")
     try:
         return make(patterns)
     except (re.error, RecursionError, OverflowError) as error:
@@ -133,17 +137,20 @@ def read_quantisation(keys: Keys) -> Quantisation:
 
 
 def _fp8(keys: Keys) -> Quantisation:
-    dtype = "fp8" if keys.raw("weight_block_size") is None else _block(keys, keys.raw("weight_block_size"))
-    lacks = _matcher(keys, "modules_to_not_convert", boundaries, _patterns(keys, "modules_to_not_convert", "ignored_layers"))
+    dtype = "fp8" if keys.raw("weight_block_size") is None else _block(keys, "weight_block_size")
+    lacks = _matcher(
+        keys, "modules_to_not_convert", boundaries, _patterns(keys, "modules_to_not_convert", "ignored_layers")
+    )
     return Quantisation(keys, (Rule(dtype, _everything, lacks),))
 
 
-def _block(keys: Keys, block: Any) -> str:
+def _block(keys: Keys, key: str) -> str:
+    block = keys.raw(key)
     if block == [128, 128]:
         return "fp8_block"
     if block in ([1, 32], [32, 1]):
         return "mxfp8"
-    keys.refuse("weight_block_size", f"blocks of {block!r:.40} are not modelled, expected [128, 128] or [1, 32]")
+    return keys.refuse(key, f"blocks of {block!r:.40} are not modelled, expected [128, 128] or [1, 32]")
 
 
 def _mxfp4(keys: Keys) -> Quantisation:
@@ -159,7 +166,7 @@ def _integer_format(keys: Keys, bits: int, group: int | None, *, zeros: bool, ke
     dtype = f"int{bits}_group{group}{'_zeros' if zeros else ''}"
     if bits != 4 or group not in (32, 64, 128):
         what = f"{bits}-bit integers in groups of {group}" if group else f"{bits}-bit integers with a scale a row"
-        keys.refuse(key, f"{what} are not modelled; expected 4 bits in groups of 32, 64 or 128, or 8 bits without groups")
+        keys.refuse(key, f"{what} are not modelled; expected 4 bits in groups of 32, 64 or 128, or 8 bits a row")
     return dtype
 
 
@@ -195,7 +202,8 @@ def _bitsandbytes(keys: Keys) -> Quantisation:
     if not keys.flag("load_in_8bit"):
         keys.refuse("load_in_8bit", "expected true")
     skipped = _patterns(keys, "llm_int8_skip_modules")
-    return Quantisation(keys, (Rule("int8", _everything, boundaries(skipped)),))
+    lacks = _matcher(keys, "llm_int8_skip_modules", boundaries, skipped)
+    return Quantisation(keys, (Rule("int8", _everything, lacks),))
 
 
 def _compressed_tensors(keys: Keys) -> Quantisation:
@@ -221,18 +229,18 @@ def _compressed_tensors(keys: Keys) -> Quantisation:
 def _weights_format(weights: Keys) -> str:
     """Return the format of compressed-tensors' ``weights``."""
     bits, kind = weights.count("num_bits"), weights.text("type")
-    strategy = weights.text("strategy") if weights.says("strategy") else "group" if weights.says("group_size") else "tensor"
-    group, block = _group(weights), weights.raw("block_structure")
+    group = _group(weights)
+    strategy = weights.text("strategy") if weights.says("strategy") else "tensor" if group is None else "group"
     if kind == "int":
         symmetric = weights.flag("symmetric") if weights.says("symmetric") else True
         return _integer_format(weights, bits, group, zeros=not symmetric, key="num_bits")
     if kind == "float" and bits == 8 and strategy in ("tensor", "channel"):
         return "fp8"
     if kind == "float" and bits == 8 and strategy == "block":
-        return _block(weights, block)
-    known = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
-    if kind == "float" and (bits, group) in known:
-        return known[bits, group]
+        return _block(weights, "block_structure")
+    known = {"4 by 16": "nvfp4", "4 by 32": "mxfp4", "8 by 32": "mxfp8"}
+    if kind == "float" and (dtype := known.get(f"{bits} by {group}")) is not None:
+        return dtype
     return weights.refuse("type", f"{bits} bits of {shown(kind)} by {strategy} (group {group}) are not modelled")
 
 

@@ -139,8 +139,7 @@ class Keys:
         if value is None and self.written(key) not in self.values:
             self.refuse(key, "missing")
         if type(value) is not int or not least <= value <= most:  # true is no integer
-            bound = f"from {least} to {most}" if most != _MOST else f"of at least {least}"
-            self.wrong(key, f"an integer {bound}" if not isinstance(value, int) or value < most else f"at most {most}")
+            self.wrong(key, f"an integer from {least} to {most}")
         return value
 
     def optional(self, key: str, *, least: int = 1) -> int | None:
@@ -179,7 +178,7 @@ class Keys:
             if isinstance(entry, bool) or not isinstance(entry, str | int) or entry not in known:
                 words = ", ".join(map(describe, known))
                 hint = did_you_mean(entry, [k for k in known if isinstance(k, str)]) if isinstance(entry, str) else ""
-                self.refuse(f"{key}[{i}]", f"{shown(entry)} is not modelled, expected one of {words}{hint}")
+                self.refuse(f"{self.written(key)}[{i}]", f"{shown(entry)} is not modelled, expected one of {words}{hint}")
         return entries
 
     def table(self, key: str) -> Keys | None:
