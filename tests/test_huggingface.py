@@ -13,8 +13,8 @@ DATA = Path(__file__).parent / "data"
 CONFIGS = DATA / "configs"
 
 # Parameters of the language model. "Index" is model.safetensors.index.json of the repository that the file is named
-# after, "header" the headers of its safetensors (whose sum the Hub shows as the model's size), "loaded" the modules that
-# its weights were loaded into. Quantisation scales, multi-token prediction and encoders of other inputs are not counted.
+# after, "header" the headers of its safetensors (whose sum the Hub shows as the model's size), "loaded" the modules
+# that its weights were loaded into. Without scales, multi-token prediction and encoders of other inputs.
 PUBLISHED = {
     "Meta-Llama-3.1-8B": 8_030_261_248,  # index: total_size 16,060,522,496 bytes of bf16
     "Meta-Llama-3.1-405B": 405_853_388_800,  # header
@@ -29,7 +29,7 @@ PUBLISHED = {
     "Qwen3.5-397B-A17B": 403_397_928_944 - 456_010_480 - 6_595_568_128,  # header, less encoder, less prediction
     "DeepSeek-V3": 671_026_419_200,  # header; the report (arXiv:2412.19437) says 671B
     "DeepSeek-V3.2": 671_026_419_200 + 61 * 13_959_424,  # V3 with an indexer in each layer (inference code of V3.2-Exp)
-    "Kimi-K2-Instruct": 1_026_408_232_448,  # header of the text part of Kimi-K2.5, of the same dimensions; the card says 1T
+    "Kimi-K2-Instruct": 1_026_408_232_448,  # header of the text part of Kimi-K2.5, of its size; card: 1T
     "GLM-4.7-Flash": 29_943_393_920,  # header, routers' corrections included
     "GLM-5.2-NVFP4": 743_377_019_904,  # header of GLM-5.2 in bf16, less 9,952,920,576 of prediction
     "Llama-4-Scout-17B-16E-Instruct": 108_641_793_536 - 871_932_416,  # header, less encoder and projector
@@ -243,6 +243,9 @@ def test_windows_of_qwen_begin_at_max_window_layers(tmp_path):
 
 def test_llama_4_without_chunks_or_with_positions_of_its_own(tmp_path):
     text = json.loads((CONFIGS / "Llama-4-Scout-17B-16E-Instruct.json").read_text())["text_config"]
-    assert spans(read(tmp_path, "Llama-4-Scout-17B-16E-Instruct", text_config=text | {"attention_chunk_size": None})) == "f" * 48
+    assert (
+        spans(read(tmp_path, "Llama-4-Scout-17B-16E-Instruct", text_config=text | {"attention_chunk_size": None}))
+        == "f" * 48
+    )
     own = text | {"no_rope_layers": [1, 0] * 24}
     assert spans(read(tmp_path, "Llama-4-Scout-17B-16E-Instruct", text_config=own)) == "cf" * 24

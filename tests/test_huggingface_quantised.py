@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from g5cp_vec.config.deployment import build_deployment
 from g5cp_vec.config.chip import load_chip
+from g5cp_vec.config.deployment import build_deployment
 from g5cp_vec.config.dtypes import matrix_bytes
 from g5cp_vec.config.model import load_model
 from g5cp_vec.config.topology import load_topology
@@ -178,8 +178,14 @@ def test_modelopt_s_own_file_beside(tmp_path):
         ({"quant_method": "fp8", "modules_to_not_convert": ["(a+)+b"]}, ".modules_to_not_convert: '(a+)+b' repeats"),
         ({"quant_algo": "MIXED_PRECISION"}, ".quant_algo: 'MIXED_PRECISION' is not modelled; modelled: FP8, "),
         ({"quant_method": "compressed-tensors"}, ".config_groups: missing"),
-        (compressed(8, "float", strategy="block", block_structure=[32, 32]), ".config_groups.group_0.weights.block_structure: "),
-        (compressed(4, "int", targets=["Linear", "Embedding"], group_size=128), ".config_groups.group_0.targets: quant"),
+        (
+            compressed(8, "float", strategy="block", block_structure=[32, 32]),
+            ".config_groups.group_0.weights.block_structure: ",
+        ),
+        (
+            compressed(4, "int", targets=["Linear", "Embedding"], group_size=128),
+            ".config_groups.group_0.targets: quant",
+        ),
         (
             {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["model.layers.0.mlp", "model.layers.31.mlp"]},
             ": feed-forward networks stored in several types are not modelled (layer 0's mlp.gate_proj in bf16 and "

@@ -20,6 +20,14 @@ ALL = {path.stem: json.loads(path.read_text()) for path in sorted(CONFIGS.glob("
 _ABSENT = object()
 
 
+def complaints(path: Path) -> list[str]:
+    try:
+        load_model(str(path))
+    except ConfigError as error:
+        return error.lines
+    return []
+
+
 def refusal(path: Path) -> str:
     with pytest.raises(ConfigError) as caught:
         load_model(str(path))
@@ -108,30 +116,90 @@ def test_a_number_of_layers_that_cannot_be(tmp_path, value, got):
 @pytest.mark.parametrize(
     ("base", "changes", "complaint"),
     [
-        ("Meta-Llama-3.1-8B", {"hidden_size": "big"}, "hidden_size: expected an integer from 1 to 2147483647, got 'big'"),
-        ("Meta-Llama-3.1-8B", {"hidden_size": 2**31}, "hidden_size: expected an integer from 1 to 2147483647, got 2147483648"),
+        (
+            "Meta-Llama-3.1-8B",
+            {"hidden_size": "big"},
+            "hidden_size: expected an integer from 1 to 2147483647, got 'big'",
+        ),
+        (
+            "Meta-Llama-3.1-8B",
+            {"hidden_size": 2**31},
+            "hidden_size: expected an integer from 1 to 2147483647, got 2147483648",
+        ),
         ("Meta-Llama-3.1-8B", {"num_key_value_heads": 5}, "num_key_value_heads: 5 does not divide num_attention_heads"),
-        ("Meta-Llama-3.1-8B", {"num_attention_heads": 24}, "num_attention_heads: 24 does not divide hidden_size = 4096"),
+        (
+            "Meta-Llama-3.1-8B",
+            {"num_attention_heads": 24},
+            "num_attention_heads: 24 does not divide hidden_size = 4096",
+        ),
         ("Meta-Llama-3.1-8B", {"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false, got 1"),
         ("Meta-Llama-3.1-8B", {"torch_dtype": "int7"}, "torch_dtype: expected one of bfloat16, float16"),
         ("Meta-Llama-3.1-8B", {"dtype": "float16"}, "torch_dtype: 'bfloat16' contradicts dtype = 'float16'"),
-        ("Meta-Llama-3.1-8B", {"architectures": ["LlamaForSequenceClassification"]}, "architectures: 'LlamaForSequence"),
-        ("Meta-Llama-3.1-8B", {"vocab_size": 2**31 - 1, "hidden_size": 2**30}, "more than 72057594037927936 parameters"),
-        ("gpt-oss-20b", {"layer_types": ["full_attention"] * 23}, "layer_types: expected a list of 24, one entry a layer"),
-        ("gpt-oss-20b", {"layer_types": ["full_atention"] * 24}, "layer_types[0]: 'full_atention' is not modelled, exp"),
+        (
+            "Meta-Llama-3.1-8B",
+            {"architectures": ["LlamaForSequenceClassification"]},
+            "architectures: 'LlamaForSequence",
+        ),
+        (
+            "Meta-Llama-3.1-8B",
+            {"vocab_size": 2**31 - 1, "hidden_size": 2**30},
+            "more than 72057594037927936 parameters",
+        ),
+        (
+            "gpt-oss-20b",
+            {"layer_types": ["full_attention"] * 23},
+            "layer_types: expected a list of 24, one entry a layer",
+        ),
+        (
+            "gpt-oss-20b",
+            {"layer_types": ["full_atention"] * 24},
+            "layer_types[0]: 'full_atention' is not modelled, exp",
+        ),
         ("gpt-oss-20b", {"sliding_window": None}, "sliding_window: expected an integer from 1 to 2147483647, got null"),
-        ("gpt-oss-20b", {"num_local_experts": 2, "num_experts_per_tok": 4}, "num_experts_per_tok: 4 is more than num_l"),
+        (
+            "gpt-oss-20b",
+            {"num_local_experts": 2, "num_experts_per_tok": 4},
+            "num_experts_per_tok: 4 is more than num_l",
+        ),
         ("gpt-oss-20b", {"num_experts_per_tok": 3}, "experts_per_token: 4 contradicts num_experts_per_tok = 3"),
         ("DeepSeek-V3", {"kv_lora_rank": 0}, "kv_lora_rank: expected an integer from 1 to 2147483647, got 0"),
-        ("DeepSeek-V3", {"first_k_dense_replace": -3}, "first_k_dense_replace: expected an integer from 0 to 2147483647"),
-        ("Qwen3-Next-80B-A3B-Thinking", {"mlp_only_layers": [48]}, "mlp_only_layers: expected a list of layers from 0 to 47"),
-        ("Qwen3-Next-80B-A3B-Thinking", {"linear_num_key_heads": 5}, "linear_num_key_heads: 5 does not divide linear_num"),
-        ("Qwen3-Next-80B-A3B-Thinking", {"partial_rotary_factor": 2}, "partial_rotary_factor: expected a number from 0"),
+        (
+            "DeepSeek-V3",
+            {"first_k_dense_replace": -3},
+            "first_k_dense_replace: expected an integer from 0 to 2147483647",
+        ),
+        (
+            "Qwen3-Next-80B-A3B-Thinking",
+            {"mlp_only_layers": [48]},
+            "mlp_only_layers: expected a list of layers from 0 to 47",
+        ),
+        (
+            "Qwen3-Next-80B-A3B-Thinking",
+            {"linear_num_key_heads": 5},
+            "linear_num_key_heads: 5 does not divide linear_num",
+        ),
+        (
+            "Qwen3-Next-80B-A3B-Thinking",
+            {"partial_rotary_factor": 2},
+            "partial_rotary_factor: expected a number from 0",
+        ),
         ("gemma-3-27b-it", {"text_config": _ABSENT}, "text_config: missing"),
         ("gemma-3-27b-it", {"text_config": [1]}, "text_config: expected an object, got a list of 1"),
-        ("gemma-3-27b-it", {"text_config__model_type": "gemma9"}, "text_config.model_type: 'gemma9' is not modelled; did"),
-        ("gemma-3-27b-it", {"text_config__hidden_size": 0}, "text_config.hidden_size: expected an integer from 1 to 2147483647"),
-        ("GLM-5.2-NVFP4", {"indexer_types": ["shared"] * 78}, "indexer_types: the first layer has no earlier one to share"),
+        (
+            "gemma-3-27b-it",
+            {"text_config__model_type": "gemma9"},
+            "text_config.model_type: 'gemma9' is not modelled; did",
+        ),
+        (
+            "gemma-3-27b-it",
+            {"text_config__hidden_size": 0},
+            "text_config.hidden_size: expected an integer from 1 to 2147483647",
+        ),
+        (
+            "GLM-5.2-NVFP4",
+            {"indexer_types": ["shared"] * 78},
+            "indexer_types: the first layer has no earlier one to share",
+        ),
         ("GLM-5.2-NVFP4", {"num_experts": 9}, "num_experts: 9 contradicts n_routed_experts = 256; they mean the same"),
         ("MiniMax-M2.5", {"rotary_dim": 129}, "rotary_dim: expected an integer from 0 to 128, got 129"),
     ],
@@ -143,16 +211,36 @@ def test_values_that_cannot_be(tmp_path, base, changes, complaint):
 @pytest.mark.parametrize(
     ("base", "changes", "complaint"),
     [
-        ("gemma-3-1b-it", {"model_type": "gemma3n_text"}, "model_type: 'gemma3n_text' is not modelled: per-layer embed"),
+        (
+            "gemma-3-1b-it",
+            {"model_type": "gemma3n_text"},
+            "model_type: 'gemma3n_text' is not modelled: per-layer embed",
+        ),
         ("gemma-3-1b-it", {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input: 256 is not modelled"),
         ("gemma-3-1b-it", {"num_kv_shared_layers": 10}, "num_kv_shared_layers: 10 is not modelled"),
         ("gemma-3-1b-it", {"use_bidirectional_attention": True}, "use_bidirectional_attention: true is not modelled"),
         ("Meta-Llama-3.1-8B", {"model_type": "mllama"}, "model_type: 'mllama' is not modelled: cross-attention layers"),
-        ("Meta-Llama-3.1-8B", {"cross_attention_layers": [3, 8]}, "cross_attention_layers: a list of 2 is not modelled"),
-        ("Meta-Llama-3.1-8B", {"num_local_experts": 8}, "num_local_experts: 8 is not modelled: LlamaConfig has no such"),
-        ("Meta-Llama-3.1-8B", {"layer_types": ["sliding_attention"] * 32}, "layer_types[0]: 'sliding_attention' is not"),
+        (
+            "Meta-Llama-3.1-8B",
+            {"cross_attention_layers": [3, 8]},
+            "cross_attention_layers: a list of 2 is not modelled",
+        ),
+        (
+            "Meta-Llama-3.1-8B",
+            {"num_local_experts": 8},
+            "num_local_experts: 8 is not modelled: LlamaConfig has no such",
+        ),
+        (
+            "Meta-Llama-3.1-8B",
+            {"layer_types": ["sliding_attention"] * 32},
+            "layer_types[0]: 'sliding_attention' is not",
+        ),
         ("DeepSeek-V3", {"index_topk": 2048}, "index_topk: 2048 is not modelled: DeepseekV3Config has no such key"),
-        ("DeepSeek-V3", {"model_type": "deepseek_v4"}, "model_type: 'deepseek_v4' is not modelled: compressed attention"),
+        (
+            "DeepSeek-V3",
+            {"model_type": "deepseek_v4"},
+            "model_type: 'deepseek_v4' is not modelled: compressed attention",
+        ),
         ("MiniMax-M2.5", {"shared_intermediate_size": 1024}, "shared_intermediate_size: 1024 is not modelled"),
         ("MiniMax-M2.5", {"attn_type_list": [0] * 62}, "attn_type_list[0]: 0 is not modelled, expected one of 1"),
         ("Qwen2.5-0.5B", {"is_encoder_decoder": True}, "is_encoder_decoder: true is not modelled"),
@@ -215,7 +303,8 @@ def test_a_searched_llama(tmp_path):
 
 def test_the_command_line_says_one_line_and_exits_with_2(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(ALL["Meta-Llama-3.1-8B"] | {"hidden_size": None}))
-    point = '[fixed]\nmodel = "."\nchip = "h200-sxm"\ntopology = "flat-450"\nn_chips = 8\ncp = 1\nphase = "decode"\nseq_len = 8\n'
+    point = '[fixed]\nmodel = "."\nchip = "h200-sxm"\ntopology = "flat-450"\nn_chips = 8\ncp = 1\n'
+    point += 'phase = "decode"\nseq_len = 8\n'
     (tmp_path / "point.toml").write_text(point)
     for command in ("check", "run", "sweep"):
         result = CliRunner().invoke(main, [command, str(tmp_path / "point.toml")])
@@ -256,7 +345,5 @@ def test_garbage_is_a_model_or_a_line(tmp_path_factory, data):
             place.pop(key, None)
     path = tmp_path_factory.mktemp("garbage") / "config.json"
     path.write_text(json.dumps(contents))
-    try:
-        load_model(str(path))
-    except ConfigError as error:
-        assert all(str(path) in line and "\n" not in line for line in error.lines)
+    lines = complaints(path)
+    assert all(str(path) in line and "\n" not in line for line in lines)

@@ -87,7 +87,7 @@ def _element_types(
     base, notes = _base_dtype(part, quantised is not None)
     stored = {"embedding": base, "head": base} if base != "bf16" else {}
     if quantised is None:
-        return {"dtype": base, "dtypes": stored}, notes
+        return {"dtype": base, **({"dtypes": stored} if stored else {})}, notes
     quantisation = read_quantisation(quantised)
     found = quantisation.dtypes(part.family.names, layers, base, tied=tied)
     if found.get("head", base) == base:

@@ -178,7 +178,9 @@ class Keys:
             if isinstance(entry, bool) or not isinstance(entry, str | int) or entry not in known:
                 words = ", ".join(map(describe, known))
                 hint = did_you_mean(entry, [k for k in known if isinstance(k, str)]) if isinstance(entry, str) else ""
-                self.refuse(f"{self.written(key)}[{i}]", f"{shown(entry)} is not modelled, expected one of {words}{hint}")
+                self.refuse(
+                    f"{self.written(key)}[{i}]", f"{shown(entry)} is not modelled, expected one of {words}{hint}"
+                )
         return entries
 
     def table(self, key: str) -> Keys | None:
