@@ -12,7 +12,11 @@ from g5cp_vec.config.deployment import build_deployment
 from g5cp_vec.config.dtypes import matrix_bytes
 from g5cp_vec.config.model import load_model
 from g5cp_vec.config.topology import load_topology
+from g5cp_vec.cost.flops import layer_parts
+from g5cp_vec.cost.model_flops import model_flops
 from g5cp_vec.errors import ConfigError
+from g5cp_vec.mapping.load import build_load
+from g5cp_vec.mapping.memory import MemoryModel
 
 CONFIGS = Path(__file__).parent / "data" / "configs"
 
@@ -187,9 +191,9 @@ def test_modelopt_s_own_file_beside(tmp_path):
             ".config_groups.group_0.targets: quant",
         ),
         (
-            {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["model.layers.0.mlp", "model.layers.31.mlp"]},
-            ": feed-forward networks stored in several types are not modelled (layer 0's mlp.gate_proj in bf16 and "
-            "layer 1's mlp.gate_proj in fp8)",
+            {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.3.self_attn.o_proj"]},
+            ": matrices of attention of one layer in several types are not modelled (layer 3: self_attn.q_proj in fp8 "
+            "and self_attn.o_proj in bf16)",
         ),
         (7, ": expected an object, got 7"),
     ],
@@ -213,6 +217,45 @@ def test_a_grid_s_types_come_first(tmp_path):
     gemma = config("gemma-2-9b")
     assert (deployment(gemma).dtype, deployment(gemma).embedding_dtype) == ("fp32", "fp32")
     assert (deployment(gemma, dtype="bf16").dtype, deployment(gemma, dtype="bf16").embedding_dtype) == ("bf16", "bf16")
+
+
+def llama_405b_fp8(tmp_path):
+    """As meta-llama/Llama-3.1-405B-FP8: only networks are converted, and neither the first nor the last of them."""
+    kept = [f"model.layers.{i}.self_attn.{name}_proj" for i in range(126) for name in "qkvo"]
+    kept += [f"model.layers.{i}.mlp.{name}_proj" for i in (0, 125) for name in ("gate", "up", "down")]
+    return read(tmp_path, "Meta-Llama-3.1-405B", {"quant_method": "fbgemm_fp8", "modules_to_not_convert": kept})
+
+
+def test_layers_that_are_stored_otherwise(tmp_path):
+    model = llama_405b_fp8(tmp_path)
+    assert (model.default_dtypes.attention, model.default_dtypes.ffn) == ("bf16", "fp8")
+    assert [i for i, kind in enumerate(model.layers) if kind.dtypes is not None] == [0, 125]
+    assert "2 of 126 layers are stored otherwise, as layer 0: ffn bf16" in model.notes
+    # In fp8: three matrices of 16384 x 53248 in 124 layers. Everything else has two bytes.
+    narrow = 124 * 3 * 16384 * 53248
+    assert narrow == 324_538_466_304
+    wide = 405_853_388_800 - narrow
+    n_bytes = build_memory(deployment(model, n_chips=1, tp=1))
+    assert n_bytes == narrow + 2 * wide == 487_168_311_296
+    # The grid's word is for all layers.
+    assert build_memory(deployment(model, n_chips=1, tp=1, ffn_dtype="bf16")) == 2 * 405_853_388_800
+    assert build_memory(deployment(model, n_chips=1, tp=1, dtype="bf16")) == 2 * 405_853_388_800
+    assert build_memory(deployment(model, n_chips=1, tp=1, ffn_dtype="fp8")) == n_bytes - 2 * narrow // 124
+
+
+def build_memory(dep) -> int:
+    return MemoryModel(dep).at(8, 1, 0).weight_bytes
+
+
+def test_layers_that_are_stored_otherwise_run_at_their_own_rate(tmp_path):
+    model = llama_405b_fp8(tmp_path)
+    dep = deployment(model)
+    load = build_load(dep, 4096, 1, 0)
+    rates = [{part.dtype for part in layer_parts(dep, load, kind)["ffn"] if part.flops} for kind in model.kinds[0]]
+    assert rates == [{"bf16"}, {"fp8"}]
+    by_type = model_flops(dep, load)
+    # A decode step of one token: two FLOPs a weight.
+    assert by_type["fp8"] == 2 * 324_538_466_304
 
 
 def test_zero_points_take_four_bits_a_group():

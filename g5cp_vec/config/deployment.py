@@ -53,6 +53,9 @@ class Deployment:
         Dimensions from the fastest varying to the slowest, as ranks are laid on chips.
     dtype, ffn_dtype, kv_dtype, activation_dtype : str
         Element types of weights, of feed-forward weights, of the cache and of activations.
+    converted : tuple of str
+        Of "attention", "ffn" and "experts" those whose type the grid says, for every layer alike; empty where no layer
+        of the model is stored otherwise than the others.
     expert_dtype, embedding_dtype, head_dtype : str
         Of routed experts (`ffn_dtype` unless the checkpoint differs and the grid says nothing), of the embedding table
         and of the head (`activation_dtype` unless the checkpoint differs).
@@ -80,6 +83,7 @@ class Deployment:
     ffn_dtype: str
     kv_dtype: str
     activation_dtype: str
+    converted: tuple[str, ...]
     expert_dtype: str
     embedding_dtype: str
     head_dtype: str
@@ -96,6 +100,13 @@ class Deployment:
         cache = 4 * sum(_cache_elements(distinct[i]) for i in sequence)
         traffic = model.n_layers * (8 * model.hidden + 4 * model.top_k * model.hidden)
         return min(MOST_TOKENS, 2**62 // max(widest, cache, traffic))
+
+    def of_layer(self, kind: LayerKind) -> Deployment:
+        """Return the same deployment with the element types that one layer is stored in."""
+        own = {} if kind.dtypes is None else kind.dtypes.model_dump(exclude_none=True)
+        fields = {"attention": "dtype", "ffn": "ffn_dtype", "experts": "expert_dtype"}
+        types = {fields[weights]: dtype for weights, dtype in own.items() if weights not in self.converted}
+        return dataclasses.replace(self, **types) if types else self
 
     @cached_property
     def digest(self) -> int:
@@ -144,6 +155,13 @@ def build_deployment(values: Mapping[str, Any]) -> Deployment:
     return Deployment(**chosen)
 
 
+def _converted(chosen: Mapping[str, Any]) -> tuple[str, ...]:
+    if all(kind.dtypes is None for kind in chosen["model"].kinds[0]):
+        return ()
+    networks = ("ffn", "experts") if chosen["ffn_dtype"] or chosen["dtype"] else ()
+    return (("attention",) if chosen["dtype"] else ()) + networks
+
+
 def _element_types(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return every element type: what the grid says, else what the checkpoint is stored in."""
     model: Model = chosen["model"]
@@ -153,6 +171,7 @@ def _element_types(chosen: Mapping[str, Any]) -> dict[str, Any]:
         "dtype": chosen["dtype"] or stored.attention,
         "ffn_dtype": written or stored.ffn,
         "expert_dtype": written or stored.experts,
+        "converted": _converted(chosen),
         "kv_dtype": chosen["kv_dtype"] or stored.kv,
         # A type that the grid says is one that the weights were converted to, whatever the checkpoint has.
         "embedding_dtype": (None if chosen["dtype"] else stored.embedding) or activation,

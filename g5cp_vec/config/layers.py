@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from g5cp_vec.config._record import Count, Frozen
 from g5cp_vec.config.attention import Attention, Linear
+from g5cp_vec.config.dtypes import WeightDtype
 
 _Size = Annotated[int, Field(ge=0)]
 
@@ -53,6 +54,20 @@ class Moe(Frozen):
         return self.n_shared * (self.d_shared or self.d_expert)
 
 
+class LayerDtypes(Frozen):
+    """Element types that one layer is stored in where they differ from the model's.
+
+    Attributes
+    ----------
+    attention, ffn, experts : str or None
+        As in the model's ``[dtypes]``.
+    """
+
+    attention: WeightDtype | None = None
+    ffn: WeightDtype | None = None
+    experts: WeightDtype | None = None
+
+
 class LayerKind(Frozen):
     """One layer, and what distinguishes it from another.
 
@@ -64,6 +79,8 @@ class LayerKind(Frozen):
     d_ff : int
         Inner width of a dense network; 0 otherwise.
     moe : Moe or None
+    dtypes : LayerDtypes or None
+        Element types that differ from the model's.
     gated, ffn_bias, norms, norm_bias
         As of the model; see :class:`g5cp_vec.config.model.Model`.
     """
@@ -72,6 +89,7 @@ class LayerKind(Frozen):
     ffn: Literal["dense", "moe", "none"]
     d_ff: _Size = 0
     moe: Moe | None = None
+    dtypes: LayerDtypes | None = None
     gated: bool = True
     ffn_bias: bool = False
     norms: Literal["pre", "sandwich", "parallel"] = "pre"

@@ -23,7 +23,7 @@ from g5cp_vec.config._record import Count, Frozen, Record
 from g5cp_vec.config.attention import Attention, Indexer, Linear
 from g5cp_vec.config.dtypes import Dtype, WeightDtype, n_bytes
 from g5cp_vec.config.huggingface import is_huggingface, read_huggingface
-from g5cp_vec.config.layers import LayerKind, Moe
+from g5cp_vec.config.layers import LayerDtypes, LayerKind, Moe
 from g5cp_vec.config.weights import Weight, layer_weights
 
 __all__ = ["Attention", "Dtypes", "Indexer", "LayerKind", "LayerTable", "Linear", "Model", "Moe", "load_model"]
@@ -74,6 +74,8 @@ class LayerTable(Frozen):
     linear : Linear or None
     d_ff : int
     moe : Moe or None
+    dtypes : LayerDtypes or None
+        Element types that differ from the model's.
     """
 
     repeat: Count = 1
@@ -84,6 +86,7 @@ class LayerTable(Frozen):
     linear: Linear | None = None
     d_ff: _Size = 0
     moe: Moe | None = None
+    dtypes: LayerDtypes | None = None
 
     def kind(self, model: Model, place: str) -> LayerKind:
         """Return the layer that the table means in a model.
@@ -113,6 +116,7 @@ class LayerTable(Frozen):
             ffn=ffn,
             d_ff=d_ff if ffn == "dense" else 0,
             moe=moe if ffn == "moe" else None,
+            dtypes=self.dtypes,
             gated=model.gated,
             ffn_bias=model.ffn_bias,
             norms=model.norms,

@@ -23,6 +23,7 @@ __all__ = ["absorbed_dims", "attention_flops", "edge_parts", "layer_parts"]
 
 def layer_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     """Return the parts of every compute op of one layer on one rank, by the op's name in the cost keys."""
+    dep = dep.of_layer(kind)
     parts: OpParts = {}
     if kind.softmax is not None:
         parts = attention_parts(dep, load, kind)

@@ -25,8 +25,9 @@ def model_flops(dep: Deployment, load: Load) -> dict[str, Count]:
     tokens = wide(sequences * load.new_unpadded)
     total: dict[str, Count] = defaultdict(int)
     kinds, sequence = dep.model.kinds
-    stored = {"attention": dep.dtype, "ffn": dep.ffn_dtype, "experts": dep.expert_dtype}
     for kind, n_layers in ((kinds[index], n) for index, n in Counter(sequence).items()):
+        own = dep.of_layer(kind)
+        stored = {"attention": own.dtype, "ffn": own.ffn_dtype, "experts": own.expert_dtype}
         for name, weights in _active_weights(dep, kind).items():
             dtype = element_type(stored.get(name, dep.activation_dtype))
             total[dtype] += n_layers * 2 * tokens * weights

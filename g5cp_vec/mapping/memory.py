@@ -149,7 +149,8 @@ def _is_limited(kind: LayerKind) -> bool:
 def layer_weight_bytes(dep: Deployment, kind: LayerKind) -> int:
     """Weight bytes of one layer on one rank; vectors, routers and convolutions are kept in the activation type."""
     shards = Shards(dep.tp, dep.ep or 1, dep.moe_tp or 1)
-    return sum(_stored_bytes(dep, weight) for weight in layer_weights(dep.model.hidden, kind, shards))
+    own = dep.of_layer(kind)
+    return sum(_stored_bytes(own, weight) for weight in layer_weights(dep.model.hidden, kind, shards))
 
 
 def _stored_bytes(dep: Deployment, weight: Weight) -> int:

@@ -20,7 +20,6 @@ from g5cp_vec.config.huggingface.source import FILE, Keys, config_path, read_jso
 __all__ = ["is_huggingface", "read_huggingface"]
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"}
-_WIDTHS = ("attention", "ffn", "experts")
 
 
 def is_huggingface(path: Path) -> bool:
@@ -79,23 +78,30 @@ def _runs(layers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**table, "repeat": len(list(equal))} for table, equal in groupby(layers)]
 
 
-def _element_types(
-    part: TextPart, layers: Sequence[Mapping[str, Any]], *, tied: bool
-) -> tuple[dict[str, Any], list[str]]:
-    """Return ``dtype`` and ``dtypes`` of the model, and notes on them."""
+def _element_types(part: TextPart, layers: list[dict[str, Any]], *, tied: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return ``dtype`` and ``dtypes`` of the model, and notes; layers that differ get ``dtypes`` of their own."""
     quantised = _quantisation_keys(part)
     base, notes = _base_dtype(part, quantised is not None)
     stored = {"embedding": base, "head": base} if base != "bf16" else {}
     if quantised is None:
         return {"dtype": base, **({"dtypes": stored} if stored else {})}, notes
     quantisation = read_quantisation(quantised)
-    found = quantisation.dtypes(part.family.names, layers, base, tied=tied)
-    if found.get("head", base) == base:
-        found.pop("head", None)
+    found, own = quantisation.dtypes(part.family.names, layers, base)
+    if not tied and (head := quantisation.head(base)) != base:
+        found["head"] = head
     if quantisation.kv is not None:
         found["kv"] = quantisation.kv
-    said = ", ".join(f"{weights} {dtype}" for weights, dtype in found.items())
-    return {"dtype": base, "dtypes": {**stored, **found}}, [*notes, f"stored as {said}; everything else {base}"]
+    notes.append(f"stored as {', '.join(f'{name} {dtype}' for name, dtype in found.items())}; everything else {base}")
+    for i, types in enumerate(own):
+        if types:
+            layers[i] = layers[i] | {"dtypes": types}
+    if n := sum(map(bool, own)):
+        first = next(i for i, types in enumerate(own) if types)
+        said = ", ".join(f"{name} {dtype}" for name, dtype in own[first].items())
+        notes.append(f"{n} of {len(layers)} layers are stored otherwise, as layer {first}: {said}")
+    if found.get("attention", base) != base and any("gated_delta_net" in str(layer.get("linear")) for layer in layers):
+        notes.append(f"projections to decay and rate of linear layers are counted in {found['attention']} too")
+    return {"dtype": base, "dtypes": {**stored, **found}}, notes
 
 
 def _quantisation_keys(part: TextPart) -> Keys | None:

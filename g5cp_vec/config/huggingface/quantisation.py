@@ -1,13 +1,14 @@
 """Which element type a quantised checkpoint stores each class of weights in.
 
 ``quantization_config`` names a method, its format, and the modules that are left as they were; ModelOpt writes the same
-into ``hf_quant_config.json`` beside it. The answer is one type for each class of :class:`g5cp_vec.config.model.Dtypes`;
-a checkpoint that stores one class in two types is refused.
+into ``hf_quant_config.json`` beside it. The answer is one type for each class of :class:`g5cp_vec.config.model.Dtypes`
+in each layer; a layer that stores one class in two types is refused.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from g5cp_vec.config.huggingface.modules import (
 from g5cp_vec.config.huggingface.source import Keys, shown
 
 _NESTED_REPETITION = re.compile(r"[*+}]\)[*+{]")
-_CLASSES = {"attention": "attention", "ffn": "feed-forward networks", "experts": "experts", "head": "the head"}
+_CLASSES = {"attention": "matrices of attention", "ffn": "matrices of a network", "experts": "matrices of experts"}
 
 
 @dataclass(frozen=True)
@@ -71,22 +72,37 @@ class Quantisation:
     rules: tuple[Rule, ...]
     kv: str | None = None
 
-    def dtypes(self, names: Names, layers: Sequence[Mapping[str, Any]], base: str, *, tied: bool) -> dict[str, str]:
-        """Return the type of each class of weights; `base` is that of whatever is not quantised."""
-        stored: dict[str, dict[str, str]] = {}
+    def dtypes(
+        self, names: Names, layers: Sequence[Mapping[str, Any]], base: str
+    ) -> tuple[dict[str, str], list[dict[str, str]]]:
+        """Return the type of each class of weights in most layers, and for each layer those that differ.
+
+        ``base`` is the type of whatever is not quantised.
+        """
+        stored = []
         for i, layer in enumerate(layers):
-            for weights, modules in names.of_layer(layer):
-                for module in modules:
-                    dtype = self._dtype(weights, names.spellings(i, module), base)
-                    stored.setdefault(weights, {}).setdefault(dtype, f"layer {i}'s {module}")
-        for weights, types in stored.items():
-            if len(types) > 1:
-                examples = " and ".join(f"{module} in {dtype}" for dtype, module in types.items())
-                self.keys.refuse("", f"{_CLASSES[weights]} stored in several types are not modelled ({examples})")
-        dtypes = {weights: next(iter(types)) for weights, types in stored.items()}
-        if not tied:
-            dtypes["head"] = self._dtype("head", names_of_head(), base)
-        return dtypes
+            stored.append({w: self._class_dtype(names, i, w, modules, base) for w, modules in names.of_layer(layer)})
+        counts: dict[str, Counter[str]] = {}
+        for types in stored:
+            for weights, dtype in types.items():
+                counts.setdefault(weights, Counter())[dtype] += 1
+        most = {weights: count.most_common(1)[0][0] for weights, count in counts.items()}
+        return most, [{w: dtype for w, dtype in types.items() if dtype != most[w]} for types in stored]
+
+    def head(self, base: str) -> str:
+        """Return the type of the output projection."""
+        return self._dtype("head", names_of_head(), base)
+
+    def _class_dtype(self, names: Names, layer: int, weights: str, modules: Sequence[str], base: str) -> str:
+        types: dict[str, str] = {}
+        for module in modules:
+            types.setdefault(self._dtype(weights, names.spellings(layer, module), base), module)
+        if len(types) > 1:
+            what = " and ".join(f"{module} in {dtype}" for dtype, module in types.items())
+            self.keys.refuse(
+                "", f"{_CLASSES[weights]} of one layer in several types are not modelled (layer {layer}: {what})"
+            )
+        return next(iter(types))
 
     def _dtype(self, weights: str, names: Sequence[str], base: str) -> str:
         for rule in self.rules:
