@@ -55,6 +55,8 @@ class Grid:
         SQL expression over the keys; rows for which it is not true are left out.
     objects : dict
         The loaded files by (key, name as written), runtimes that a topology or chip names included.
+    label : str
+        What complaints call it: its file.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Grid:
     on_invalid: str = "record"
     where: str | None = None
     objects: dict[tuple[str, str], Any] = field(default_factory=dict)
+    label: str = field(default="<mapping>", compare=False)
 
     @property
     def n_points(self) -> int:
@@ -174,7 +177,7 @@ class _Reader:
             if spec.required and key not in table:
                 self.complain(key, _MIGRATION if key == "cp" else f"missing, expected under {sections}")
             fixed[key] = spec.default
-        grid = Grid(str(name), fixed, axes, self.on_invalid(points), points.get("where"), {})
+        grid = Grid(str(name), fixed, axes, self.on_invalid(points), points.get("where"), {}, self.label)
         if grid.n_points > MAX_POINTS:
             self.complain("axes", f"{grid.n_points} points, expected at most {MAX_POINTS}; shorten or fix an axis")
         self.load_files(grid)

@@ -159,10 +159,10 @@ def run_point(point: GridLike | Grid, *, fidelity: str = "exact") -> Result:
     ConfigError, InfeasibleError
         The file is wrong, or the point cannot be deployed.
     """
-    expansion = (point if isinstance(point, Grid) else load_point(point)).expand()
+    checked = point if isinstance(point, Grid) else load_point(point)
+    expansion = checked.expand()
     if expansion.reasons:
-        label = point.name if isinstance(point, Grid) else point if isinstance(point, str | Path) else "<mapping>"
-        raise InfeasibleError(f"{label}: {expansion.reasons[0]}")
+        raise InfeasibleError(f"{checked.label}: {expansion.reasons[0]}")
     plan = build_plan(expansion, fidelity, "all")
     warm()
     runner = LocalRunner(expansion, plan, fidelity)
