@@ -249,3 +249,65 @@ def test_llama_4_without_chunks_or_with_positions_of_its_own(tmp_path):
     )
     own = text | {"no_rope_layers": [1, 0] * 24}
     assert spans(read(tmp_path, "Llama-4-Scout-17B-16E-Instruct", text_config=own)) == "cf" * 24
+
+
+V2 = {
+    "model_type": "deepseek_v2",
+    "vocab_size": 102400,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "torch_dtype": "bfloat16",
+}
+# Dimensions as published, in the words of a configuration, with the parameters of the checkpoint.
+DIMENSIONS = {
+    # arXiv:2405.04434, sections 3.1.2 and B: 236B and 15.7B parameters.
+    "DeepSeek-V2": (
+        V2
+        | {"hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_hidden_layers": 60}
+        | {"num_attention_heads": 128, "n_routed_experts": 160, "topk_method": "group_limited_greedy"},
+        235_741_434_880,
+    ),
+    "DeepSeek-V2-Lite": (
+        V2
+        | {"hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408, "num_hidden_layers": 27}
+        | {"num_attention_heads": 16, "n_routed_experts": 64, "q_lora_rank": None},
+        15_706_484_224,
+    ),
+    # Header of microsoft/phi-4.
+    "phi-4": (
+        {"model_type": "phi3", "hidden_size": 5120, "intermediate_size": 17920, "num_attention_heads": 40}
+        | {"num_key_value_heads": 10, "num_hidden_layers": 40, "vocab_size": 100352, "sliding_window": None},
+        14_659_507_200,
+    ),
+    # Tensors of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B without prediction; keys of the code before transformers 5.
+    "Nemotron-3-Nano-30B-A3B": (
+        {"model_type": "nemotron_h", "hidden_size": 2688, "num_attention_heads": 32, "num_key_value_heads": 2}
+        | {"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "num_hidden_layers": 52}
+        | {"n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 6, "moe_intermediate_size": 1856}
+        | {"moe_shared_expert_intermediate_size": 3712, "mamba_num_heads": 64, "mamba_head_dim": 64},
+        31_577_940_288,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIMENSIONS)
+def test_published_dimensions_give_the_published_parameters(name, tmp_path):
+    contents, parameters = DIMENSIONS[name]
+    (tmp_path / "config.json").write_text(json.dumps(contents))
+    assert load_model(str(tmp_path)).n_parameters == parameters
+
+
+def test_lightning_attention_of_minimax_text_01(tmp_path):
+    # arXiv:2501.08313, section 2: 80 layers, every eighth with softmax; 456B parameters, 45.9B activated.
+    contents = {"model_type": "minimax_text_01", "hidden_size": 6144, "intermediate_size": 9216, "head_dim": 128}
+    contents |= {"num_attention_heads": 64, "num_hidden_layers": 80, "num_local_experts": 32, "vocab_size": 200064}
+    contents |= {"attn_type_list": ([0] * 7 + [1]) * 10, "rotary_dim": 64, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(contents))
+    model = load_model(str(tmp_path))
+    assert spans(model) == "lllllllf" * 10
+    assert round(model.n_parameters / 10**9) == 456
+    # Without the embedding table and the head, as there.
+    active = model.n_active_parameters - model.parameters["embedding"] - model.parameters["head"]
+    assert round(active / 10**8) == 459
+    assert model.kv_bytes_per_token("bf16") == 10 * 2 * 8 * 128 * 2

@@ -93,6 +93,7 @@ def nemotron_h(keys: Keys) -> Table:
     for key in ("use_bias", "mamba_proj_bias", "attention_bias"):
         if keys.flag(key):
             keys.refuse(key, "biases of these projections are not modelled")
+    keys.read |= {"n_shared_experts", "n_routed_experts", "moe_intermediate_size"}  # means nothing without experts
     made: dict[str, Table] = {}
     if "full_attention" in kinds:
         made["full_attention"] = {"attention": blocks.grouped(keys, rope_dim=0), "ffn": "none"}

@@ -27,6 +27,10 @@ _ALSO = {
     "layer_types": ("layers_block_type",),
     "dtype": ("torch_dtype",),
     "no_rope_layer_interval": ("nope_layer_interval",),
+    "head_dim": ("attention_head_dim",),
+    "n_groups": ("mamba_n_groups",),
+    "conv_kernel": ("mamba_d_conv",),
+    "use_conv_bias": ("mamba_conv_bias",),
 }
 
 
