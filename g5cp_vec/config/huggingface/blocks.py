@@ -137,10 +137,7 @@ def shared_experts(keys: Keys) -> Table:
 
 
 def first_dense(keys: Keys, n: int, moe: Table) -> list[Table]:
-    """Return networks layer by layer: ``mlp_layer_types``, or experts after ``first_k_dense_replace`` layers.
-
-    Experts need ``n_routed_experts``; with null there, DeepSeek's classes make every layer dense.
-    """
+    """Return networks layer by layer: ``mlp_layer_types``, or experts after ``first_k_dense_replace`` layers."""
     known = ("dense", "sparse")
     kinds = keys.listing("mlp_layer_types", n, known)
     if kinds is None:

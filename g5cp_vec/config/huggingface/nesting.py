@@ -85,7 +85,7 @@ _TELLING = (
     "linear_num_value_heads", "kv_lora_rank", "n_shared_experts", "shared_expert_intermediate_size",
     "moe_intermediate_size", "num_local_experts", "num_experts", "n_routed_experts", "lm_head_bias",
 )  # fmt: skip
-# Encoders of other inputs; what stands there is not the language model's.
+# How many layers or modules of multi-token prediction there are.
 _PREDICTIONS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
 
 
