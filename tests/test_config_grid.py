@@ -122,7 +122,7 @@ WRONG = {
     "collective": ({"collective": "best"}, "'best' is not available in this version"),
     "later prefill form": ({"prefill_form": "allgather_kv"}, "'allgather_kv' is not available in this version"),
     "later decode form": ({"decode_form": "dcp_a2a"}, "'dcp_a2a' is not available in this version"),
-    "no form": ({"decode_form": "pass_x"}, "fixed.decode_form: expected 'pass_q', got 'pass_x'"),
+    "no form": ({"decode_form": "pass_x"}, "fixed.decode_form: expected 'pass_q' or 'pass_q_ring', got 'pass_x'"),
 }  # fmt: skip
 
 
@@ -148,9 +148,9 @@ def test_prefill_decode_not_mixed(form):
 @pytest.mark.parametrize("form", ["pass_kv", "allgather_kv", "allgather_q"])
 def test_decode_prefill_not_mixed(form):
     (line,) = complaints(grid_table({"decode_form": [form]}))
-    assert (
-        line
-        == f"<mapping>: axes.decode_form[0]: {form!r} is a prefill form; decode distributes attention with 'pass_q'"
+    assert line == (
+        f"<mapping>: axes.decode_form[0]: {form!r} is a prefill form; "
+        "decode distributes attention with 'pass_q' or 'pass_q_ring'"
     )
 
 

@@ -341,7 +341,7 @@ def test_reduced_equals_full(text, more, phase, tmp_path):
         more = fault(f'link = "{"level1.switch1.up" if text == TREE else "board1.up"}"\nfactor = 0.5')
     path = tmp_path / "machine.toml"
     path.write_text(text + more)
-    prepared = prepare(model="llama-3.1-8b", topology=str(path), n_chips=16, tp=2, cp=4, phase=phase, seq_len="16K")
+    prepared = prepare(model="llama-3.1-8b", topology=str(path), n_chips=16, tp=2, cp=4, phase=phase, seq_len="64K")
     assert_reduced_equals_full(*prepared)
 
 

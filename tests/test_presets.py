@@ -61,7 +61,7 @@ def test_every_chip_runs(name):
     result = g5cp_vec.run({"fixed": point})
     assert 0 < result.mfu < 1
     chip = load_chip(name)
-    assert not chip.calibrated
+    assert chip.calibrated == (name == "h100-96gb-500w")
     # Operations for each byte of memory traffic, at peak: an order of magnitude tells a slip in units.
     assert 30 < chip.peak("bf16") / chip.hbm_bandwidth_bytes_per_s < 1000
 
@@ -87,9 +87,9 @@ def test_every_topology_runs(name, tmp_path):
 
 
 def test_the_clusters_of_the_study():
-    """A rank of the RDMA cluster gets 50 GB/s beyond its node, one of the TCP cluster 3 of its 12.5."""
+    """A rank of the RDMA cluster gets 26.45 of its 50 GB/s beyond its node, one of the TCP cluster 3 of its 12.5."""
     rates = [build_network(load_topology(name), 16).capacities()[:2] for name in ("gtt-hgx-8", "gti-hgx-8")]
-    assert rates == [[450e9, 50e9], [450e9, pytest.approx(3e9, rel=1e-12)]]
+    assert rates == [pytest.approx([355.5e9, 26.45e9]), pytest.approx([355.5e9, 3e9])]
     chip = load_chip("h100-96gb-500w")
     assert (chip.hbm_bytes, chip.hbm_bandwidth_bytes_per_s, chip.peak("bf16")) == (96 * 10**9, 2.4e12, 8e14)
 

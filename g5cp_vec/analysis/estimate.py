@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import VALID, Expansion
 from g5cp_vec.config.grid import Grid
-from g5cp_vec.runner.plan import build_plan, estimated_ops
+from g5cp_vec.runner.plan import build_plan, estimated_ops, passes_of_rows
 
 START_S = 0.3
 STRUCTURE_S = 0.01
@@ -69,10 +69,12 @@ def estimate_sweep(grid: Grid) -> Estimate:
     plan = build_plan(expansion)
     is_valid = expansion.reason_code == VALID
     exact, full = _ops(expansion, "exact"), _ops(expansion, "full")
-    audited = expansion.deployment[plan.audited]
+    passes = passes_of_rows(expansion)
+    audited_ops = (full[expansion.deployment] * passes)[plan.audited]
     most_rows = max((sum(batch.n_rows for batch in part) for part in plan.parts), default=0)
-    n_ops = int(exact[expansion.deployment[is_valid]].sum())
-    n_audited_ops = int(full[audited].sum())
+    n_ops = int((exact[expansion.deployment] * passes)[is_valid].sum())
+    n_audited_ops = int(audited_ops.sum())
+    most_audited = int(full[expansion.deployment[plan.audited]].max(initial=0))
     counts = np.bincount(expansion.reason_code[~is_valid], minlength=len(expansion.reasons)).tolist()
     return Estimate(
         n_points=len(expansion),
@@ -83,7 +85,7 @@ def estimate_sweep(grid: Grid) -> Estimate:
         n_audited_ops=n_audited_ops,
         seconds=START_S + STRUCTURE_S * plan.n_structures + n_ops / OPS_PER_S,
         audit_seconds=n_audited_ops / AUDITED_OPS_PER_S,
-        memory_bytes=BASE_BYTES + BYTES_PER_ROW * most_rows + BYTES_PER_AUDITED_OP * int(full[audited].max(initial=0)),
+        memory_bytes=BASE_BYTES + BYTES_PER_ROW * most_rows + BYTES_PER_AUDITED_OP * most_audited,
         reasons=sorted(zip(expansion.reasons, counts, strict=True), key=lambda pair: -pair[1]),
     )
 

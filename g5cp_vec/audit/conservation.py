@@ -16,6 +16,7 @@ from g5cp_vec.audit.promises import promised_flops, promised_tokens, promised_tr
 from g5cp_vec.audit.ring import lost_kv_blocks
 from g5cp_vec.audit.sharing import INSTANT_RTOL, Flows, capacity_violations, select_rows
 from g5cp_vec.config.deployment import Deployment
+from g5cp_vec.cost.fixed import transfer_latencies
 from g5cp_vec.cost.flops import edge_parts, layer_parts
 from g5cp_vec.cost.messages import message_bytes
 from g5cp_vec.cost.parts import Part
@@ -141,7 +142,9 @@ def _parts_by_id(dep: Deployment, load: Load, structure: Structure) -> list[list
     parts: list[list[Part]] = [[] for _ in structure.keys.durations]
     for key, i in structure.keys.durations.items():
         (name, kind), _ = split_rate(key)  # a slower chip does the same
-        parts[i] = edges[name] if kind is None else layers[kind][name]
+        of_name = edges if kind is None else layers[kind]
+        # Beside a transfer a ring step does the same, only slower; a host step computes nothing.
+        parts[i] = of_name.get(name.removeprefix("slowed_"), [])
     return parts
 
 
@@ -173,7 +176,7 @@ def _capacity_violations(
     graph = structure.ops.graph
     # The structure may have been built for a machine with other bandwidths.
     network = build_network(dep.topology, dep.n_chips)
-    latency_s = np.array(network.latencies(), np.float64)
+    latency_s = np.array(transfer_latencies(dep, network), np.float64)
     amount = np.array([*n_bytes, 0], np.float64)[graph.op_cost[sent]]
     length = graph.route_indptr[sent + 1] - graph.route_indptr[sent]
     moving = sent[(amount > 0) & (length > 0)]

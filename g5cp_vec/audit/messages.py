@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import DTYPE_BITS
+from g5cp_vec.config.topology import Hgx
 
 Ints = NDArray[np.int64]
 
@@ -47,12 +48,17 @@ def promised_tokens(dep: Deployment, seq_len: int, batch: int, cached_tokens: in
     """Return the tokens of a pass over ``seq_len`` tokens of context, ``cached_tokens`` of them cached."""
     cp = dep.cp
     if dep.phase == "decode":
-        return Tokens(batch, 1, up(seq_len, cp) * cp, batch, seq_len)
+        return Tokens(batch, 1, up(seq_len, cp) * cp, up(batch, owners(dep)), seq_len)
     new, cached = seq_len - cached_tokens, cached_tokens
     if cp > 1:
         # Two equal chunks per rank, a head and a tail one; the cache is shared out evenly.
         new, cached = up(new, 2 * cp) * 2 * cp, up(cached, cp) * cp
     return Tokens(batch, new, cached, batch * new // cp, seq_len)
+
+
+def owners(dep: Deployment) -> int:
+    """Return how many ranks of a cp group hold hidden states between layers: with pass-Q only coordinate 0."""
+    return 1 if dep.decode_form == "pass_q" else dep.cp
 
 
 def up(a: int, b: int) -> int:
@@ -93,3 +99,35 @@ def halves(dep: Deployment, groups: Ints, n_bytes: int) -> Traffic:
     if dep.collective == "direct":
         return everyone(groups, 2 * n_bytes)
     return around(groups, 2 * (groups.shape[-1] - 1) * n_bytes)
+
+
+def all_reduce(dep: Deployment, groups: Ints, n_bytes: int) -> list[Traffic]:
+    """All-reduce ``n_bytes`` bytes over the last axis, as the runtime does it where groups span nodes evenly."""
+    size = groups.shape[-1]
+    way = dep.runtime.prefill_all_reduce if dep.phase == "prefill" else dep.runtime.decode_all_reduce
+    per_node = _chips_per_node(dep, groups)
+    if way == "flat" or per_node is None:
+        return [halves(dep, groups, up(n_bytes, size))]
+    by_node = groups.reshape(*groups.shape[:-1], size // per_node, per_node)
+    if way == "rails":
+        # per_node rings of a piece a step; a chip is the last of its node in one of them.
+        steps, piece = 2 * (size - 1), up(n_bytes, size * per_node)
+        beyond = np.roll(np.roll(by_node, -1, axis=-1), -1, axis=-2)
+        return [around(by_node, steps * (per_node - 1) * piece), between(by_node, beyond, steps * piece)]
+    owned, n_nodes = up(n_bytes, per_node), size // per_node
+    across = around(np.swapaxes(by_node, -1, -2), 2 * (n_nodes - 1) * up(owned, n_nodes))
+    return [around(by_node, 2 * (per_node - 1) * owned), across]
+
+
+def _chips_per_node(dep: Deployment, groups: Ints) -> int | None:
+    """Return how many consecutive members of every group share a node; None unless several nodes hold as many each."""
+    if not isinstance(dep.topology, Hgx):
+        return None
+    nodes = (groups // dep.topology.used_per_node(dep.n_chips)).reshape(-1, groups.shape[-1])
+    for per_node in range(2, nodes.shape[1]):
+        if nodes.shape[1] % per_node == 0:
+            first = nodes[:, ::per_node]
+            distinct = all(len(set(row)) == len(row) for row in first.tolist())
+            if distinct and (nodes == np.repeat(first, per_node, axis=1)).all():
+                return per_node
+    return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from g5cp_vec.audit.messages import Ints, Tokens, Traffic, around, between, everyone, size_bytes, up
+from g5cp_vec.audit.messages import Ints, Tokens, Traffic, around, between, everyone, owners, size_bytes, up
 from g5cp_vec.config.attention import Attention, Indexer, Linear
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.layers import LayerKind
@@ -23,7 +23,9 @@ def promised_mixer_flops(dep: Deployment, tokens: Tokens, kind: LayerKind) -> di
         return {}
     a = kind.attention
     flops = _gqa_projections(dep, tokens, a) if a.kind == "gqa" else _latent_projections(dep, tokens, a)
-    heads = dep.dp * tokens.batch * a.n_heads
+    # In decode every owner's sequences, those that pad its share too; in prefill the batch, split as it may be.
+    sequences = owners(dep) * tokens.per_rank if dep.phase == "decode" else tokens.batch
+    heads = dep.dp * sequences * a.n_heads
     flops["attention"] = heads * sum(_widths(dep, a)) * _seen_twice(dep, tokens, a)
     if a.indexer is not None and not a.indexer.shared:
         flops["indexer"] = _indexer_flops(dep, tokens, a, a.indexer)
@@ -31,8 +33,8 @@ def promised_mixer_flops(dep: Deployment, tokens: Tokens, kind: LayerKind) -> di
 
 
 def _computed(dep: Deployment, tokens: Tokens) -> int:
-    """Tokens that the deployment computes, of all replicas, each once."""
-    return dep.dp * tokens.batch * tokens.new
+    """Tokens that the deployment computes, of all replicas, each once, and those that pad an owner's share."""
+    return dep.dp * owners(dep) * tokens.per_rank
 
 
 def _kv_heads(dep: Deployment, a: Attention) -> int:
@@ -172,6 +174,14 @@ def _attention_traffic(dep: Deployment, tokens: Tokens, a: Attention, chips: Int
         per_token = a.kv_lora_rank + a.qk_rope_head_dim
     choice = a.indexer if a.indexer is not None and not a.indexer.shared else None
     groups = np.moveaxis(chips, 1, -1)
+    if dep.decode_form == "pass_q_ring":
+        rows = tokens.per_rank * a.n_heads // dep.tp
+        query, output = _widths(dep, a)
+        # To its owner goes an output with its log-sum-exp in fp32.
+        return [
+            around(groups, (dep.cp - 1) * size_bytes(rows * query, dep.activation_dtype)),
+            everyone(groups, size_bytes(rows * output, dep.activation_dtype) + 4 * rows),
+        ]
     if dep.phase == "decode":
         rows = tokens.batch * a.n_heads // dep.tp
         query, output = _widths(dep, a)

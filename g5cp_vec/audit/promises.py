@@ -11,7 +11,19 @@ from collections import Counter
 
 import numpy as np
 
-from g5cp_vec.audit.messages import Ints, Tokens, Traffic, between, everyone, halves, hidden_bytes, promised_tokens, up
+from g5cp_vec.audit.messages import (
+    Ints,
+    Tokens,
+    Traffic,
+    all_reduce,
+    between,
+    everyone,
+    halves,
+    hidden_bytes,
+    owners,
+    promised_tokens,
+    up,
+)
 from g5cp_vec.audit.mixers import promised_cp_traffic, promised_mixer_flops
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.layers import LayerKind
@@ -49,8 +61,7 @@ def promised_traffic(dep: Deployment, tokens: Tokens) -> list[Traffic]:
         kinds = Counter(dep.model.layers[layer] for layer in layers_of_stage(dep, stage))
         for kind, n_layers in kinds.items():
             traffic += [t._replace(n_bytes=t.n_bytes * n_layers) for t in _layer(dep, tokens, kind, chips[:, stage])]
-    # In decode only the owners, cp coordinate 0, hold hidden states between layers.
-    held = chips[:, :, :1] if dep.phase == "decode" else chips
+    held = chips[:, :, : owners(dep)]
     if dep.pp > 1:
         traffic.append(between(held[:, :-1], held[:, 1:], hidden_bytes(dep, tokens.per_rank)))
     return traffic
@@ -59,12 +70,11 @@ def promised_traffic(dep: Deployment, tokens: Tokens) -> list[Traffic]:
 def _layer(dep: Deployment, tokens: Tokens, kind: LayerKind, chips: Ints) -> list[Traffic]:
     """Traffic of one layer; ``chips`` of its stage, shape (dp, cp, tp)."""
     traffic = promised_cp_traffic(dep, tokens, kind, chips) if dep.cp > 1 else []
-    busy = chips[:, :1] if dep.phase == "decode" else chips
+    busy = chips[:, : owners(dep)]
     if dep.tp > 1:
-        chunk = up(hidden_bytes(dep, tokens.per_rank), dep.tp)
         # Once after attention, once after the FFN or the experts.
         n_halves = (kind.attention is not None) + (kind.ffn != "none")
-        traffic += n_halves * [halves(dep, busy, chunk)]
+        traffic += n_halves * all_reduce(dep, busy, hidden_bytes(dep, tokens.per_rank))
     if kind.ffn == "moe":
         traffic += _experts(dep, tokens, busy)
     return traffic
@@ -97,9 +107,9 @@ def promised_flops(dep: Deployment, tokens: Tokens) -> dict[str, int]:
     """Return the FLOPs of the whole deployment by class; two per multiply-add, element-wise work not counted."""
     model = dep.model
     # The last token of each sequence, by shards of the vocabulary of one size.
-    # Every rank that holds tokens runs the head: the whole cp group in prefill, its owner in decode.
-    heads = dep.cp if dep.phase == "prefill" else 1
-    flops = Counter({"lm_head": 2 * dep.dp * heads * tokens.batch * model.hidden * up(model.vocab, dep.tp) * dep.tp})
+    # Every rank that holds tokens runs the head: for its own sequences in decode, for all of them in prefill.
+    rows = dep.dp * owners(dep) * (tokens.per_rank if dep.phase == "decode" else tokens.batch)
+    flops = Counter({"lm_head": 2 * rows * model.hidden * up(model.vocab, dep.tp) * dep.tp})
     for kind, n_layers in Counter(model.layers).items():
         layer = Counter(promised_mixer_flops(dep, tokens, kind))
         layer.update(_ffn_flops(dep, tokens, kind))
@@ -109,7 +119,8 @@ def promised_flops(dep: Deployment, tokens: Tokens) -> dict[str, int]:
 
 
 def _ffn_flops(dep: Deployment, tokens: Tokens, kind: LayerKind) -> dict[str, int]:
-    hidden, n = dep.model.hidden, dep.dp * tokens.batch * tokens.new
+    # Tokens that pad an owner's share count too.
+    hidden, n = dep.model.hidden, dep.dp * owners(dep) * tokens.per_rank
     # SwiGLU: three matrices of hidden * width; two without a gate.
     per_element = 6 if kind.gated else 4
     if kind.ffn == "none":
@@ -120,8 +131,7 @@ def _ffn_flops(dep: Deployment, tokens: Tokens, kind: LayerKind) -> dict[str, in
     assert dep.ep is not None
     moe = kind.moe
     # At each cp coordinate that holds tokens, ep EP ranks receive messages from ep of them.
-    holders = dep.cp if dep.phase == "prefill" else 1
-    routed = holders * dep.ep**2 * _expert_tokens(dep, tokens)
+    routed = owners(dep) * dep.ep**2 * _expert_tokens(dep, tokens)
     shared_width = moe.n_shared * (moe.d_shared if moe.d_shared else moe.d_expert)
     return {
         "router": 2 * n * hidden * moe.n_experts * dep.tp,

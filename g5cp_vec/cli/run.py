@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from g5cp_vec.runner.breakdown import Breakdown, Category
+
+# Kinds of waits that are printed, largest first.
+_WAITS = 12
 
 
 @click.command("run", epilog="\b\nExample:\n  g5cp-vec run point.toml --json")
@@ -19,7 +25,10 @@ import click
     show_default=True,
     help="full simulates every rank and every layer; the results are the same.",
 )
-def command(point: Path, as_json: bool, fidelity: str) -> None:
+@click.option(
+    "--breakdown", is_flag=True, help="Show what the time of the reported rank goes into, and what it waits for."
+)
+def command(point: Path, as_json: bool, fidelity: str, breakdown: bool) -> None:
     """Simulate and audit one point.
 
     POINT.toml is a grid file with [fixed] only. A point that does not fit into memory (status oom) has its times all
@@ -32,11 +41,14 @@ def command(point: Path, as_json: bool, fidelity: str) -> None:
     checked = load_point(point)
     announce_notes(checked)
     announce_compilation()
-    row = run_point(checked, fidelity=fidelity).to_dict()
+    result = run_point(checked, fidelity=fidelity)
+    row, parts = result.to_dict(), result.breakdown() if breakdown else None
     if as_json:
-        click.echo(json.dumps(row, allow_nan=False))
-    else:
-        _print_groups(row)
+        click.echo(json.dumps(row if parts is None else {**row, "breakdown": parts.to_dict()}, allow_nan=False))
+        return
+    _print_groups(row)
+    if parts is not None:
+        _print_breakdown(parts)
 
 
 def _print_groups(row: dict[str, Any]) -> None:
@@ -50,6 +62,35 @@ def _print_groups(row: dict[str, Any]) -> None:
         print_table([group, "value", ""], rows)
     if row["calibrated"] is False:
         click.echo("calibrated = false: compare deployments by these times, do not trust them as absolute")
+
+
+def _print_breakdown(parts: Breakdown) -> None:
+    from g5cp_vec.cli._output import print_table, seconds_text
+
+    def share(seconds: float) -> tuple[str, str]:
+        return seconds_text(seconds), f"{seconds / parts.step_s:.1%}"
+
+    computes = [
+        (c.name, str(c.n_ops), *share(c.seconds), *map(_seconds_or_blank, _units(c)))
+        for c in parts.computes
+        if c.seconds
+    ]
+    print_table(["computes", "ops", "time", "of step", "gemm", "attention", "element-wise", "fixed"], computes)
+    shown = [(w.name, w.before, str(w.n_waits), *share(w.seconds), seconds_text(w.longest_s)) for w in parts.waits]
+    print_table(["exposed, waiting for", "before", "times", "time", "of step", "longest"], shown[:_WAITS], n_left=2)
+    if len(shown) > _WAITS:
+        rest = sum(wait.seconds for wait in parts.waits[_WAITS:])
+        click.echo(f"and {len(shown) - _WAITS} more, {seconds_text(rest)} together")
+
+
+def _units(category: Category) -> tuple[float, ...]:
+    return category.gemm_s, category.attention_s, category.elementwise_s, category.fixed_s
+
+
+def _seconds_or_blank(seconds: float) -> str:
+    from g5cp_vec.cli._output import seconds_text
+
+    return seconds_text(seconds) if seconds else ""
 
 
 def _group(name: str) -> str:

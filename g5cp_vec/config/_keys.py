@@ -20,10 +20,12 @@ from g5cp_vec.config.dtypes import BLOCK_FORMATS, DTYPE_BITS
 RANK_ORDER = ("tp", "cp", "pp", "dp")
 PREFILL_FORM = "pass_kv"
 DECODE_FORM = "pass_q"
+PASS_Q_RING = "pass_q_ring"
 
-# Names of the published ways to distribute attention; only one of each phase is built so far.
+# Names of the published ways to distribute attention, and those that are built so far.
 _PREFILL_FORMS = (PREFILL_FORM, "allgather_kv", "allgather_q")
-_DECODE_FORMS = (DECODE_FORM, "pass_q_ring", "dcp_ag_rs", "dcp_a2a", "dcp_a2a_fp32")
+_DECODE_FORMS = (DECODE_FORM, PASS_Q_RING, "dcp_ag_rs", "dcp_a2a", "dcp_a2a_fp32")
+_BUILT = {"prefill": (PREFILL_FORM,), "decode": (DECODE_FORM, PASS_Q_RING)}
 
 # Bounds far beyond any deployment, low enough that products of three stay inside int64.
 _MAX_COUNT = 2**20
@@ -118,18 +120,20 @@ def _tokens(least: int) -> Callable[[Any], int]:
     return read
 
 
-def _form(phase: str, built: str, known: Sequence[str], other: Sequence[str]) -> Callable[[Any], str]:
+def _form(phase: str, known: Sequence[str], other: Sequence[str]) -> Callable[[Any], str]:
     """Return a reader of attention forms that knows the other phase's forms for what they are."""
     other_phase = "decode" if phase == "prefill" else "prefill"
+    built = _BUILT[phase]
+    listed = " or ".join(map(repr, built))
 
     def read(value: Any) -> str:
-        if value == built:
-            return built
+        if isinstance(value, str) and value in built:
+            return value
         if isinstance(value, str) and value in other:
-            raise ValueError(f"{value!r} is a {other_phase} form; {phase} distributes attention with {built!r}")
+            raise ValueError(f"{value!r} is a {other_phase} form; {phase} distributes attention with {listed}")
         if isinstance(value, str) and value in known:
-            raise ValueError(f"{value!r} is not available in this version; available: {built!r}")
-        raise expected(f"{built!r}", value)
+            raise ValueError(f"{value!r} is not available in this version; available: {listed}")
+        raise expected(listed, value)
 
     return read
 
@@ -169,8 +173,9 @@ KEYS: dict[str, Key] = {
     "seq_len": Key(_tokens(1), required=True, least=1),
     "batch": _count(default=1),
     "cached_tokens": Key(_tokens(0), default=0, least=0),
-    "prefill_form": Key(_form("prefill", PREFILL_FORM, _PREFILL_FORMS, _DECODE_FORMS), default=PREFILL_FORM),
-    "decode_form": Key(_form("decode", DECODE_FORM, _DECODE_FORMS, _PREFILL_FORMS), default=DECODE_FORM),
+    "chunk_tokens": Key(_tokens(0), default=0, least=0),
+    "prefill_form": Key(_form("prefill", _PREFILL_FORMS, _DECODE_FORMS), default=PREFILL_FORM),
+    "decode_form": Key(_form("decode", _DECODE_FORMS, _PREFILL_FORMS), default=DECODE_FORM),
     "collective": Key(_collective, default="ring"),
     "tp_sp": Key(_flag, default=False),
     "rank_order": Key(_rank_order, default=RANK_ORDER),
@@ -181,7 +186,7 @@ KEYS: dict[str, Key] = {
 }
 
 # What a row carries beside its deployment: these change costs only, never which operations there are.
-LOAD_KEYS = ("seq_len", "batch", "cached_tokens")
+LOAD_KEYS = ("seq_len", "batch", "cached_tokens", "chunk_tokens")
 DEPLOYMENT_KEYS = tuple(name for name in KEYS if name not in LOAD_KEYS)
 
 

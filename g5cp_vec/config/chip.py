@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import ConfigDict, TypeAdapter, field_validator, model_validator
+import numpy as np
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, field_validator, model_validator
 
 from g5cp_vec.config._files import anchored_runtime, describe, locate, read_record
 from g5cp_vec.config._record import Count, Fraction, Frozen, Positive, Record
@@ -18,11 +19,18 @@ from g5cp_vec.config.grouped_chip import read_grouped_chip
 _PEAKS = TypeAdapter(dict[Dtype, Positive], config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
+def _pairs(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(tuple(pair) if isinstance(pair, list) else pair for pair in value)
+    raise ValueError(f"expected a list of pairs, got {describe(value)}")
+
+
 class Efficiency(Frozen):
     """Fraction of a peak that an operation reaches.
 
     The defaults are assumptions of this package, round numbers in the range that large kernels reach on current
     accelerators. They are calibrated against nothing, and a result that rests on them says ``calibrated = false``.
+    Other values name their source.
 
     Attributes
     ----------
@@ -30,11 +38,33 @@ class Efficiency(Frozen):
         Of the peak rate of the element type (0-1].
     memory : float
         Of the memory bandwidth (0-1].
+    attention_by_query_tokens : tuple of (float, float)
+        What prefill attention reaches by the number of query tokens of a sequence that a kernel computes, in place of
+        ``attention``: increasing pairs, linear in the logarithm between them and constant beyond.
+    source : str or None
+        What the numbers were fitted to; None for assumptions.
     """
 
     gemm: Fraction = 0.70
     attention: Fraction = 0.60
     memory: Fraction = 0.80
+    attention_by_query_tokens: Annotated[tuple[tuple[Positive, Fraction], ...], BeforeValidator(_pairs)] = ()
+    source: str | None = None
+
+    @field_validator("attention_by_query_tokens")
+    @classmethod
+    def _queries_increase(cls, pairs: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        queries = [query for query, _ in pairs]
+        if queries != sorted(set(queries)):
+            raise ValueError(f"expected increasing query tokens, got {describe(queries)}")
+        return pairs
+
+    def prefill_attention(self, query_tokens: Any) -> Any:
+        """Return what attention of so many query tokens per sequence reaches (number or array)."""
+        if not self.attention_by_query_tokens:
+            return self.attention
+        queries, fractions = zip(*self.attention_by_query_tokens, strict=True)
+        return np.interp(np.log(np.asarray(query_tokens, float)), np.log(queries), fractions)
 
 
 class Chip(Record):
@@ -66,8 +96,8 @@ class Chip(Record):
 
     @property
     def calibrated(self) -> bool:
-        """Whether the efficiencies were fitted to measurements: never yet, no calibration is read."""
-        return False
+        """Whether the efficiencies were fitted to measurements."""
+        return self.efficiency.source is not None
 
     @field_validator("peak_flops", mode="before")
     @classmethod

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from g5cp_vec.config._keys import DECODE_FORM, DEPLOYMENT_KEYS, KEYS, LOAD_KEYS, PREFILL_FORM
+from g5cp_vec.config._keys import DECODE_FORM, DEPLOYMENT_KEYS, KEYS, LOAD_KEYS, PASS_Q_RING
 from g5cp_vec.config._record import Record, sha256_of_json
 from g5cp_vec.config.chip import Chip
 from g5cp_vec.config.dtypes import DTYPE_BITS, Dtype, n_bytes
@@ -89,6 +89,11 @@ class Deployment:
     head_dtype: str
 
     @property
+    def has_owner(self) -> bool:
+        """Whether one rank of each cp group, coordinate 0, holds the tokens, and the others only attend."""
+        return self.phase == "decode" and self.decode_form == DECODE_FORM
+
+    @property
     def most_tokens(self) -> int:
         """Tokens of all replicas at once for which every byte count of a step stays inside int64.
 
@@ -144,8 +149,8 @@ def build_deployment(values: Mapping[str, Any]) -> Deployment:
     chosen["moe_tp"] = None
     if not model.has_experts:
         chosen["ep"] = None
-    chosen["prefill_form"] = PREFILL_FORM if chosen["phase"] == "prefill" else None
-    chosen["decode_form"] = DECODE_FORM if chosen["phase"] == "decode" else None
+    chosen["prefill_form"] = chosen["prefill_form"] if chosen["phase"] == "prefill" else None
+    chosen["decode_form"] = chosen["decode_form"] if chosen["phase"] == "decode" else None
     chosen |= _element_types(chosen)
     chosen["runtime"] = chosen["runtime"] or load_runtime(chosen["topology"].runtime or chosen["chip"].runtime or IDEAL)
     for obstacle in _obstacles(chosen):
@@ -224,6 +229,11 @@ def _obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
         yield f'the analytic path does not know degraded machines like {topology.name}: use path = "g5"'
     if (obstacle := topology.obstacle(n_chips)) is not None:
         yield obstacle
+    is_full = all(
+        kind.attention is None or (kind.softmax is not None and kind.softmax.span == "full") for kind in model.layers
+    )
+    if chosen["decode_form"] == PASS_Q_RING and cp > 1 and not is_full:
+        yield f'decode_form = "{PASS_Q_RING}" is modelled for full attention in every layer: use "{DECODE_FORM}"'
     if pp > model.n_layers:
         yield f"pp = {pp} stages for {model.n_layers} layers"
     yield from dict.fromkeys(obstacle for kind in model.kinds[0] for obstacle in _layer_obstacles(chosen, kind))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from g5cp_vec.config.grid import Grid
 
 VALID = -1
+# Passes of a chunked prefill, each of which is simulated.
+MOST_PASSES = 4096
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,9 @@ class Expansion:
         Position in the cross product before the filter, ascending.
     deployment : ndarray of int32, shape (n_rows,)
         Index into `deployments`.
-    seq_len, batch, cached_tokens : ndarray of int64, shape (n_rows,)
-        The load: tokens of context, sequences per replica, tokens of the context that are cached already.
+    seq_len, batch, cached_tokens, chunk_tokens : ndarray of int64, shape (n_rows,)
+        The load: tokens of context, sequences per replica, tokens of the context that are cached already, and how many
+        of the others a pass computes (0 for all of them).
     reason_code : ndarray of int32, shape (n_rows,)
         Index into `reasons`; ``VALID`` (-1) for a point that can be simulated.
     reasons : list of str
@@ -61,6 +64,7 @@ class Expansion:
     seq_len: npt.NDArray[np.int64]
     batch: npt.NDArray[np.int64]
     cached_tokens: npt.NDArray[np.int64]
+    chunk_tokens: npt.NDArray[np.int64]
     reason_code: npt.NDArray[np.int32]
     reasons: list[str]
     deployment_keys: pl.DataFrame
@@ -177,6 +181,11 @@ def _deployments(
     return built, fingerprints
 
 
+def _is_local(dep: Deployment) -> bool:
+    """Whether what a rank needs of the others depends on where a pass begins."""
+    return any(kind.softmax is not None and kind.softmax.span != "full" for kind in dep.model.layers)
+
+
 def _reasons(
     deployments: Sequence[Deployment | str],
     deployment: npt.NDArray[np.int32],
@@ -193,6 +202,23 @@ def _reasons(
         pairs, pair_of = np.unique(np.stack([cached_tokens[idle], seq_len[idle]], axis=1), axis=0, return_inverse=True)
         texts = [f"cached_tokens = {cached} leaves no token of seq_len = {total} to prefill" for cached, total in pairs]
         code[idle] = np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int32)[pair_of.ravel()]
+    new, chunk = seq_len - cached_tokens, load["chunk_tokens"]
+    local = np.array([not isinstance(d, str) and d.cp > 1 and _is_local(d) for d in deployments], np.bool_)[deployment]
+    split = np.flatnonzero((code == VALID) & is_prefill & (chunk > 0) & local)
+    if len(split):
+        text = (
+            "chunk_tokens with windows, chunks or sparse attention under cp > 1 is not modelled: "
+            "use cp = 1 or chunk_tokens = 0"
+        )
+        code[split] = codes.setdefault(text, len(codes))
+    tiny = np.flatnonzero((code == VALID) & is_prefill & (chunk > 0) & (new > MOST_PASSES * chunk))
+    if len(tiny):
+        pairs, pair_of = np.unique(np.stack([chunk[tiny], new[tiny]], axis=1), axis=0, return_inverse=True)
+        texts = [
+            f"chunk_tokens = {size} cuts {tokens} tokens into more than {MOST_PASSES} passes: use larger chunks"
+            for size, tokens in pairs
+        ]
+        code[tiny] = np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int32)[pair_of.ravel()]
     replicas = np.array([0 if isinstance(d, str) else d.dp for d in deployments], dtype=np.float64)[deployment]
     most = np.array([1 if isinstance(d, str) else d.most_tokens for d in deployments], dtype=np.float64)[deployment]
     huge = np.flatnonzero((code == VALID) & (replicas * load["batch"] * seq_len > most))

@@ -1,27 +1,95 @@
-"""The software stack under a deployment: what it costs beyond the work itself."""
+"""The software stack under a deployment: what it costs beyond the work itself, and how its library moves data."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from g5cp_vec.config._files import locate, read_record
+from pydantic import BeforeValidator
+
+from g5cp_vec.config._files import describe, locate, read_record
 from g5cp_vec.config._record import NonNegative, Record
 
 IDEAL = "ideal"
 
+Phase = Literal["prefill", "decode"]
+# How an all-reduce over several nodes is done; see g5cp_vec.mapping.collectives.
+AllReduce = Literal["flat", "rails", "hierarchical"]
+
+
+def _phases(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    raise ValueError(f'expected a list of "prefill" and "decode", got {describe(value)}')
+
 
 class Runtime(Record):
-    """Fixed costs of launching and synchronising.
+    """Costs of launching, synchronising and communicating that are not work.
 
     Attributes
     ----------
+    source : str or None
+        Where the numbers come from.
     prefill_op_overhead_s, decode_op_overhead_s : float
-        Added to every compute operation of a prefill or of a decode step (s); the two differ because decode steps
-        are commonly replayed from a captured graph and prefills are not.
+        Added to every compute operation of a prefill or of a decode step (s).
+    launch_s : float
+        Added to every compute operation of a phase that is not in ``graphs`` (s): the cost of a launch.
+    graphs : tuple of {"prefill", "decode"}
+        Phases whose launches nobody waits for: replayed from a captured graph, or queued ahead of the device.
+    prefill_layer_s, decode_layer_s : float
+        Added once per layer (s).
+    prefill_request_s, decode_request_s : float
+        Added once per step (s).
+    cached_prefill_request_s : float
+        Added once per prefill that starts from a cached prefix (s).
+    ring_step_sync_s : float
+        A blocking host step of a pass-KV ring (s): before every ring step the host waits until the step before has
+        ended and its block has arrived, works this long, and only then launches the attention and the next transfer.
+    send_recv_latency_s, all_to_all_latency_s : float
+        The library's share of the latency of a transfer round a context-parallel ring, and of an all-to-all of
+        partial results (s); the route's latency comes on top.
+    prefill_all_reduce, decode_all_reduce : {"flat", "rails", "hierarchical"}
+        All-reduce of a tensor-parallel group that spans nodes evenly: ``flat`` is what the key ``collective`` says.
+    decode_serial : bool
+        Whether a decode step runs on a single stream, so that a ring's transfers and computes take turns.
+    split_kv_sequence_s : float
+        What decode attention costs per sequence and layer whatever its context (s): splitting, and merging the splits.
+    overlap_slowdown : float
+        A ring step computes slower by this fraction while a block is on its way: both use memory and multiprocessors.
     """
 
-    prefill_op_overhead_s: NonNegative
-    decode_op_overhead_s: NonNegative
+    source: str | None = None
+    prefill_op_overhead_s: NonNegative = 0.0
+    decode_op_overhead_s: NonNegative = 0.0
+    launch_s: NonNegative = 0.0
+    graphs: Annotated[tuple[Phase, ...], BeforeValidator(_phases)] = ()
+    prefill_layer_s: NonNegative = 0.0
+    decode_layer_s: NonNegative = 0.0
+    prefill_request_s: NonNegative = 0.0
+    decode_request_s: NonNegative = 0.0
+    cached_prefill_request_s: NonNegative = 0.0
+    ring_step_sync_s: NonNegative = 0.0
+    send_recv_latency_s: NonNegative = 0.0
+    all_to_all_latency_s: NonNegative = 0.0
+    prefill_all_reduce: AllReduce = "flat"
+    decode_all_reduce: AllReduce = "flat"
+    decode_serial: bool = False
+    split_kv_sequence_s: NonNegative = 0.0
+    overlap_slowdown: NonNegative = 0.0
+
+    @property
+    def has_library_latency(self) -> bool:
+        """Whether some call of the collective library has a latency of its own."""
+        return self.send_recv_latency_s > 0 or self.all_to_all_latency_s > 0
+
+    def op_overhead_s(self, phase: str) -> float:
+        """Return what every compute operation of a phase costs beyond its work (s)."""
+        launch_s = 0.0 if phase in self.graphs else self.launch_s
+        return launch_s + (self.prefill_op_overhead_s if phase == "prefill" else self.decode_op_overhead_s)
+
+    def all_reduce(self, phase: str) -> str:
+        """Return how tensor-parallel groups over several nodes reduce in a phase."""
+        return self.prefill_all_reduce if phase == "prefill" else self.decode_all_reduce
 
 
 def load_runtime(name_or_path: str, base: Path | None = None) -> Runtime:

@@ -97,6 +97,8 @@ def attention_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     o_proj = gemm(dep, "o_proj", tokens, heads * a.d_v, hidden, dep.dtype)
     if a.output_gate:
         o_proj.insert(0, touch(dep, "o_proj", 3 * tokens * heads * a.d_v))
+    if dep.phase == "prefill" and dep.cp > 1 and a.span == "full":
+        o_proj.insert(0, _ring_merge(dep, tokens, heads, a.d_v))
     if is_absorbed(dep, a):
         o_proj = _per_head(dep, "v_up", tokens, heads, a.kv_lora_rank, a.v_head_dim) + o_proj
     parts: OpParts = {"qkv": qkv, "o_proj": o_proj}
@@ -162,14 +164,19 @@ def _core(
     q_tokens: Count,
     kv_tokens: Count,
     key_bytes: Count,
+    sequences: Count | None = None,
 ) -> Part:
-    """Attention itself: ``doubled`` pairs a sequence and head, keys and values of ``key_bytes`` in all."""
+    """Attention itself: ``doubled`` pairs a sequence and head, keys and values of ``key_bytes`` in all.
+
+    ``sequences`` are all of the batch where nothing is said.
+    """
+    batch = load.batch if sequences is None else sequences
     heads, (d_qk, d_v) = a.n_heads // dep.tp, attended_dims(dep, kind)
     absorbed = is_absorbed(dep, a)
-    vectors = n_bytes(load.batch * q_tokens * heads * (d_qk + d_v), dep.activation_dtype)
+    vectors = n_bytes(batch * q_tokens * heads * (d_qk + d_v), dep.activation_dtype)
     shape = AttentionShape(
         phase=dep.phase,
-        batch=load.batch,
+        batch=batch,
         q_tokens=q_tokens,
         kv_tokens=kv_tokens,
         pairs=doubled / 2,
@@ -180,7 +187,7 @@ def _core(
         latent=absorbed,
         kv_dtype=dep.kv_dtype if absorbed or dep.phase == "decode" else dep.activation_dtype,
     )
-    flops = load.batch * heads * (d_qk + d_v) * doubled
+    flops = batch * heads * (d_qk + d_v) * doubled
     return Part("attention", "attention", flops, key_bytes + vectors, dep.activation_dtype, shape)
 
 
@@ -212,6 +219,12 @@ def _prefill_attention(dep: Deployment, load: Load, kind: LayerKind, a: Attentio
     if a.kind == "mla":
         return {"ring_step": [*_kv_up(dep, load.batch * seen, a), core]}
     return {"ring_step": [core]}
+
+
+def _ring_merge(dep: Deployment, rows: Count, heads: int, d_v: int) -> Part:
+    """Merge of cp partial results, each an output, a maximum and a denominator per row and head, all in fp32."""
+    partial = 4 * rows * heads * (d_v + 2)
+    return memory(dep, "merge", dep.cp * partial + n_bytes(rows * heads * d_v, dep.activation_dtype))
 
 
 def _local_attention(dep: Deployment, load: Load, kind: LayerKind, a: Attention) -> OpParts:
@@ -310,6 +323,8 @@ def _with_decode(dep: Deployment, load: Load, kind: LayerKind, a: Attention, par
     """One token per sequence over the rank's share of what it sees of the cache, which is read once."""
     cp = dep.cp
     tokens = shard_tokens(dep, load, a)
+    if not dep.has_owner and cp > 1:
+        return parts | _ring_decode(dep, load, kind, a, tokens)
     cache = n_bytes(load.batch * tokens * a.kv_elements(dep.tp), dep.kv_dtype)
     if a.indexer is not None:
         cache = cache + load.batch * tokens * CHOICE_BYTES
@@ -328,3 +343,19 @@ def _with_decode(dep: Deployment, load: Load, kind: LayerKind, a: Attention, par
         "partial": [core],
         "merge": [touch(dep, "merge", merged)],
     }
+
+
+def _ring_decode(dep: Deployment, load: Load, kind: LayerKind, a: Attention, tokens: Count) -> OpParts:
+    """One step of a ring of queries: those of one owner's sequences over the rank's share of their cache."""
+    sequences, heads, d_v = load.rank_tokens, a.n_heads // dep.tp, absorbed_dims(kind)[1]
+    core = _core(
+        dep, load, kind, a,
+        doubled=2 * wide(tokens),
+        q_tokens=1,
+        kv_tokens=tokens,
+        key_bytes=n_bytes(sequences * tokens * a.kv_elements(dep.tp), dep.kv_dtype),
+        sequences=sequences,
+    )  # fmt: skip
+    # cp returned outputs, each with a log-sum-exp in fp32, become one.
+    merged = n_bytes(sequences * heads * (dep.cp + 1) * d_v, dep.activation_dtype) + 4 * dep.cp * sequences * heads
+    return {"ring_partial": [core], "ring_merge": [memory(dep, "merge", merged)]}

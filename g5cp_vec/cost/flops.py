@@ -44,11 +44,13 @@ def layer_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
 def edge_parts(dep: Deployment, load: Load) -> OpParts:
     """Return the parts of the embedding look-up and of the head (last token of each sequence)."""
     hidden = hidden_bytes(dep, load.rank_tokens)
-    head = gemm(dep, "lm_head", load.batch, dep.model.hidden, ceil_div(dep.model.vocab, dep.tp), dep.head_dtype)
+    # One token of each sequence; in decode a rank holds just these.
+    sequences = load.rank_tokens if dep.phase == "decode" else load.batch
+    head = gemm(dep, "lm_head", sequences, dep.model.hidden, ceil_div(dep.model.vocab, dep.tp), dep.head_dtype)
     looked_up = n_bytes(load.rank_tokens * dep.model.hidden, dep.embedding_dtype)
     return {
         "embed": [memory(dep, "embed", looked_up + hidden)],
-        "lm_head": [memory(dep, "lm_head", 2 * hidden_bytes(dep, load.batch)), *head],
+        "lm_head": [memory(dep, "lm_head", 2 * hidden_bytes(dep, sequences)), *head],
     }
 
 

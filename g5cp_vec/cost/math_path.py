@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.layers import LayerKind
+from g5cp_vec.cost.fixed import fixed_seconds
 from g5cp_vec.cost.messages import message_bytes
-from g5cp_vec.cost.roofline import op_seconds
-from g5cp_vec.cost.rows import parts_by_key
+from g5cp_vec.cost.rows import duration_seconds, parts_by_key
 from g5cp_vec.mapping.load import Count, Load
 from g5cp_vec.mapping.network import Network
 from g5cp_vec.mapping.ranks import expert_groups, groups_along, rank_chips
@@ -32,8 +32,8 @@ class MathTimes(NamedTuple):
     step_s: Seconds
     compute_s: Seconds
     attention_s: Seconds
+    overhead_s: Seconds
     comm_s: Seconds
-    n_computes: int
     tp_bytes: Count
     ep_bytes: Count
     pp_bytes: Count
@@ -64,13 +64,15 @@ def _ring_hop(network: Network, groups: NDArray[np.int32]) -> _Hop:
 def math_times(dep: Deployment, network: Network, load: Load, n_points: int) -> MathTimes:
     """Return the closed form of a deployment with cp = 1 at each point of a load."""
     assert dep.cp == 1
-    seconds = {key: op_seconds(dep, parts) for key, parts in parts_by_key(dep, load).items()}
+    parts = parts_by_key(dep, load)
+    seconds = {key: duration_seconds(dep, load, parts, key) for key in parts}
+    fixed = {key: fixed_seconds(dep, load, key) for key in parts}
     kinds, sequence = dep.model.kinds
     ranks = rank_chips({"dp": dep.dp, "pp": dep.pp, "cp": 1, "tp": dep.tp}, dep.rank_order)
     ranges = stage_layers(dep.model.n_layers, dep.pp)
     last = dep.pp - 1
     step, comm = np.zeros(n_points), np.zeros(n_points)
-    own, attention, n_computes = np.zeros(n_points), np.zeros(n_points), 0
+    own, attention, overhead = np.zeros(n_points), np.zeros(n_points), np.zeros(n_points)
     sent_tp, sent_ep = 0 * load.rank_tokens, 0 * load.rank_tokens
     for stage, layers in enumerate(ranges):
         stage_tp, stage_ep = 0 * load.rank_tokens, 0 * load.rank_tokens
@@ -85,11 +87,11 @@ def math_times(dep: Deployment, network: Network, load: Load, n_points: int) -> 
                 own += computed
                 attention += seconds.get(("attention", kind), 0.0)
                 comm += tp_s + ep_s
-                n_computes += sum(1 for key in seconds if key[1] == kind)
+                overhead += sum(value for key, value in fixed.items() if key[1] == kind)
         sent_tp, sent_ep = np.maximum(sent_tp, stage_tp), np.maximum(sent_ep, stage_ep)
     step += seconds[("embed", None)] + seconds[("lm_head", None)]
     own += seconds[("lm_head", None)] + (seconds[("embed", None)] if dep.pp == 1 else 0.0)
-    n_computes += 2 if dep.pp == 1 else 1
+    overhead += fixed[("lm_head", None)] + (fixed[("embed", None)] if dep.pp == 1 else 0.0)
     sent_pp = 0 * load.rank_tokens
     for stage in range(1, dep.pp):
         sent_pp = message_bytes(dep, load, kinds, "pp")
@@ -97,7 +99,7 @@ def math_times(dep: Deployment, network: Network, load: Load, n_points: int) -> 
         step += hop.seconds(sent_pp)
         if stage == last:
             comm += hop.seconds(sent_pp)
-    return MathTimes(step, own, attention, comm, n_computes, sent_tp, sent_ep, sent_pp)
+    return MathTimes(step, own, attention, overhead, comm, sent_tp, sent_ep, sent_pp)
 
 
 def _tp_all_reduces(

@@ -41,7 +41,19 @@ def message_bytes(dep: Deployment, load: Load, kinds: list[LayerKind], key: Mess
         return n_bytes(expert_rows(dep, load)[1] * hidden, dtype)
     assert isinstance(key, tuple)
     name, index = key
+    if name.startswith("tp_"):
+        return _multi_node_chunk(dep, load, name, members=index)
     return _attention_message(dep, load, kinds[index], name)
+
+
+def _multi_node_chunk(dep: Deployment, load: Load, name: str, members: int) -> Count:
+    """Bytes of a step of an all-reduce over nodes with ``members`` chips each, inside a node or across nodes."""
+    total = n_bytes(load.rank_tokens * dep.model.hidden, dep.activation_dtype)
+    if name.startswith("tp_rails"):
+        of_ring = ceil_div(total, dep.tp * members)
+        return of_ring if name.endswith("across") else (members - 1) * of_ring
+    owned = ceil_div(total, members)
+    return ceil_div(owned, dep.tp // members) if name.endswith("across") else owned
 
 
 def _attention_message(dep: Deployment, load: Load, kind: LayerKind, name: str) -> Count:
@@ -65,6 +77,11 @@ def _attention_message(dep: Deployment, load: Load, kind: LayerKind, name: str) 
     if name == "cp_pass_q":
         chosen = load.batch * a.scores.top_k * CHOICE_BYTES if a.scores is not None else 0
         return n_bytes(load.batch * heads * d_q, dep.activation_dtype) + chosen
+    if name == "cp_pass_q_ring":
+        return n_bytes(load.rank_tokens * heads * d_q, dep.activation_dtype)
+    if name == "cp_reduce_ring":
+        # An output, and its log-sum-exp in fp32.
+        return n_bytes(load.rank_tokens * heads * d_out, dep.activation_dtype) + 4 * load.rank_tokens * heads
     assert name == "cp_reduce"
     return n_bytes(load.batch * heads * (d_out + 2), dep.activation_dtype)
 

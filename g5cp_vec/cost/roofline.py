@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.cost.parts import Part
+from g5cp_vec.cost.parts import AttentionShape, Part
 
 
 def part_seconds(dep: Deployment, part: Part) -> Any:
@@ -16,15 +16,19 @@ def part_seconds(dep: Deployment, part: Part) -> Any:
     memory_s = part.bytes / (chip.hbm_bandwidth_bytes_per_s * chip.efficiency.memory)
     if part.unit == "memory":
         return memory_s
-    efficiency = chip.efficiency.gemm if part.unit == "gemm" else chip.efficiency.attention
+    if part.unit == "gemm":
+        efficiency: Any = chip.efficiency.gemm
+    elif isinstance(part.shape, AttentionShape) and part.shape.phase == "prefill":
+        efficiency = chip.efficiency.prefill_attention(part.shape.q_tokens)
+    else:
+        efficiency = chip.efficiency.attention
     arithmetic_s = part.flops / (chip.peak(part.dtype) * efficiency)
     return np.maximum(arithmetic_s, memory_s)
 
 
 def op_overhead_s(dep: Deployment) -> float:
     """Return the fixed cost of one compute op under the deployment's runtime (s)."""
-    runtime = dep.runtime
-    return runtime.prefill_op_overhead_s if dep.phase == "prefill" else runtime.decode_op_overhead_s
+    return dep.runtime.op_overhead_s(dep.phase)
 
 
 def op_seconds(dep: Deployment, parts: list[Part]) -> Any:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.config.deployment import Deployment
+from g5cp_vec.cost.fixed import extra_seconds, slowed, transfer_latencies
 from g5cp_vec.cost.flops import edge_parts, layer_parts
 from g5cp_vec.cost.messages import message_bytes
 from g5cp_vec.cost.parts import OpParts, Part
-from g5cp_vec.cost.roofline import op_seconds
+from g5cp_vec.cost.roofline import op_overhead_s, op_seconds
 from g5cp_vec.mapping.graph import ComputeKey, CostKeys, split_rate
 from g5cp_vec.mapping.load import Load
 from g5cp_vec.mapping.network import Network
+from g5cp_vec.mapping.ranks import rank_chips
 
 
 class CostRows(NamedTuple):
@@ -44,6 +46,14 @@ def parts_by_key(dep: Deployment, load: Load) -> dict[ComputeKey, list[Part]]:
     return parts
 
 
+def duration_seconds(dep: Deployment, load: Load, parts: dict[ComputeKey, list[Part]], key: ComputeKey) -> Any:
+    """Return the duration of one compute op at full speed: its work, plus what is fixed (s).
+
+    A host step is no work, so it has no parts.
+    """
+    return op_seconds(dep, parts.get(key, [])) + extra_seconds(dep, load, key)
+
+
 def cost_rows(dep: Deployment, keys: CostKeys, network: Network, load: Load, n_points: int) -> CostRows:
     """Price every op and message of a structure at each point.
 
@@ -64,11 +74,30 @@ def cost_rows(dep: Deployment, keys: CostKeys, network: Network, load: Load, n_p
     duration_s = np.empty((n_points, len(keys.durations)))
     for key, column in keys.durations.items():
         computed, rate = split_rate(key)
-        duration_s[:, column] = op_seconds(dep, parts[computed]) / rates[rate]
+        if computed[0] == "slowed_ring_step":
+            seconds = _slowed_ring_step(dep, network, load, parts, computed[1])
+        else:
+            seconds = duration_seconds(dep, load, parts, computed)
+        duration_s[:, column] = seconds / rates[rate]
     # One column even without flows: a matrix product over no columns would lose the shape.
     bytes_ = np.zeros((n_points, max(len(keys.bytes), 1)), np.int64)
     for message, column in keys.bytes.items():
         bytes_[:, column] = message_bytes(dep, load, kinds, message)
-    latency_s = np.tile(np.asarray(network.latencies(), float), (n_points, 1))
+    latency_s = np.tile(np.asarray(transfer_latencies(dep, network), float), (n_points, 1))
     capacity = np.tile(np.asarray(network.capacities(), float), (n_points, 1))
     return CostRows(duration_s, bytes_, latency_s, capacity)
+
+
+def _slowed_ring_step(
+    dep: Deployment, network: Network, load: Load, parts: dict[ComputeKey, list[Part]], kind: int | None
+) -> Any:
+    """Return the duration of a ring step beside which the next block travels, on links that nothing else uses (s)."""
+    assert kind is not None
+    kinds, _ = dep.model.kinds
+    ranks = rank_chips({"dp": dep.dp, "pp": dep.pp, "cp": dep.cp, "tp": dep.tp}, dep.rank_order)
+    routes = network.routes(ranks.ravel(), np.roll(ranks, -1, axis=2).ravel())
+    slowest = np.asarray(network.capacities())[network.link_capacity[routes.links]].min()
+    block = np.asarray(message_bytes(dep, load, kinds, ("cp_pass_kv", kind)), float)
+    overhead_s = op_overhead_s(dep)
+    work_s = op_seconds(dep, parts["ring_step", kind]) - overhead_s
+    return slowed(work_s, block / slowest, dep.runtime.overlap_slowdown) + overhead_s

@@ -25,9 +25,12 @@ from g5cp_vec.mapping.network import Network
 # Why an op exists. Positions in this table are the codes in ``OpGraph.op_reason``.
 REASONS = (
     "embed", "qkv", "attention", "merge", "o_proj", "ffn", "moe", "lm_head",
-    "cp_pass_kv", "cp_pass_q", "cp_reduce", "tp", "ep", "pp", "cp_halo", "cp_gather",
+    "cp_pass_kv", "cp_pass_q", "cp_reduce", "tp", "ep", "pp", "cp_halo", "cp_gather", "sync",
 )  # fmt: skip
 REASON = {name: code for code, name in enumerate(REASONS)}
+# Calls of a collective library that may add a latency of their own to a route's (None adds nothing). Where they do, the
+# latency ids of a network come once for each of them, in this order.
+LIBRARY_CALLS = (None, "send_recv", "all_to_all")
 
 Ids = NDArray[np.int32]
 # Name of a compute op and index of its layer kind (None outside layers), and the rate id of its chip where that is
@@ -140,10 +143,18 @@ def _flat(parts: Sequence[ArrayLike], dtype: type = np.int32) -> NDArray[Any]:
 
 
 class BlockBuilder:
-    """Collects the ops of a block; ids are handed out in order of creation, in the shape of the chips given."""
+    """Collects the ops of a block; ids are handed out in order of creation, in the shape of the chips given.
 
-    def __init__(self, network: Network) -> None:
+    Parameters
+    ----------
+    network : Network
+    library_calls : bool
+        Whether the calls of `LIBRARY_CALLS` have latencies of their own.
+    """
+
+    def __init__(self, network: Network, *, library_calls: bool = False) -> None:
         self.network = network
+        self.library_calls = library_calls
         self.n_ops = 0
         self.n_prio = 0
         self._ops: list[tuple[Ids, Ids, Ids, int, int, int, int]] = []
@@ -171,8 +182,8 @@ class BlockBuilder:
         self.n_prio += 1
         return self._new_ids(chips.shape)
 
-    def flow(self, src: Ids, dst: Ids, cost: int, reason: str, step: int = 0) -> Ids:
-        """Add one flow per pair of chips, along the network's route."""
+    def flow(self, src: Ids, dst: Ids, cost: int, reason: str, step: int = 0, call: str | None = None) -> Ids:
+        """Add one flow per pair of chips, along the network's route; ``call`` is one of `LIBRARY_CALLS`."""
         known = self._known_pairs.get((id(src), id(dst)))
         if known is None:
             flat_src, flat_dst = src.ravel(), dst.ravel()
@@ -183,6 +194,8 @@ class BlockBuilder:
         flat_src, flat_dst, length, links, latency = known[2]
         costs = np.full(len(flat_src), cost, np.int32)
         self._ops.append((flat_src, flat_dst, costs, FLOW, 0, REASON[reason], step))
+        if self.library_calls:
+            latency = latency + np.int32(LIBRARY_CALLS.index(call) * len(self.network.latencies()))
         self._routes.append((length, links, latency))
         return self._new_ids(src.shape)
 

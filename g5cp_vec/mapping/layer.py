@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from g5cp_vec.mapping.collectives import all_gather, all_reduce, direct_exchange, reduce_scatter
+from g5cp_vec.mapping.collectives import (
+    all_gather,
+    all_reduce,
+    direct_exchange,
+    hierarchical_all_reduce,
+    node_members,
+    rail_all_reduce,
+    reduce_scatter,
+)
 from g5cp_vec.mapping.forms import DECODE_FORMS, PREFILL_FORMS
 from g5cp_vec.mapping.forms.gathered import gathered
 from g5cp_vec.mapping.forms.halo import halo
@@ -19,12 +27,17 @@ from g5cp_vec.mapping.ranks import expert_groups, from_groups, groups_along
 class LayerPlan:
     """What decides the structure of all layers beside their ranks.
 
-    ``form`` names how full attention is distributed, None at cp = 1; ``ep`` is None for models without experts.
+    ``form`` names how full attention is distributed, None at cp = 1; ``has_owner`` says whether only cp coordinate 0
+    holds tokens; ``all_reduce`` how groups that span nodes reduce; ``library_calls`` whether calls of the collective
+    library have latencies of their own; ``ep`` is None for models without experts.
     """
 
     phase: str
     form: str | None
+    has_owner: bool
     collective: str
+    all_reduce: str
+    library_calls: bool
     ep: int | None
 
 
@@ -69,8 +82,8 @@ def add_layer(b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind
         Index of the layer kind, part of every cost key.
     shape : LayerShape
     """
-    # In decode the cp coordinate 0 owns the tokens and does everything but attend.
-    owners = ranks[:, :1] if plan.phase == "decode" else ranks
+    # Where the cp coordinate 0 owns the tokens it does everything but attend.
+    owners = ranks[:, :1] if plan.has_owner else ranks
     after: list[Ids] = []
     if shape.mixer != "none":
         qkv = b.compute(owners, keys.duration(("qkv", kind)), "qkv")
@@ -118,8 +131,14 @@ def _add_attention(
 def _add_tp_all_reduce(b: BlockBuilder, ranks: Ids, after: list[Ids], plan: LayerPlan, keys: CostKeys) -> list[Ids]:
     if ranks.shape[2] == 1:
         return after
-    groups = [groups_along(ids, 2) for ids in after]
-    done = all_reduce(b, groups_along(ranks, 2), groups, keys.message("tp_chunk"), "tp", plan.collective)
+    chips, groups = groups_along(ranks, 2), [groups_along(ids, 2) for ids in after]
+    members = None if plan.all_reduce == "flat" else node_members(b.network.nodes(chips))
+    if members is None:
+        done = all_reduce(b, chips, groups, keys.message("tp_chunk"), "tp", plan.collective)
+    else:
+        expand = rail_all_reduce if plan.all_reduce == "rails" else hierarchical_all_reduce
+        inside, across = (keys.message((f"tp_{plan.all_reduce}_{where}", members)) for where in ("inside", "across"))
+        done = expand(b, chips, groups, members, inside, across, "tp")
     return [from_groups(ids, ranks.shape, 2) for ids in done]
 
 

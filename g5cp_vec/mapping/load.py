@@ -41,7 +41,8 @@ class Load:
         is the context that the step attends.
     new_unpadded, cached_unpadded : int or ndarray
     rank_tokens : int or ndarray
-        Tokens that projections and FFN of one rank see: batch * new / cp in prefill, batch in decode.
+        Tokens that projections and FFN of one rank see: batch * new / cp in prefill; in decode batch
+        where one rank owns all sequences, ceil(batch / cp) where every rank owns some.
     """
 
     batch: Count
@@ -62,7 +63,8 @@ def build_load(dep: Deployment, seq_len: Count, batch: Count, cached_tokens: Cou
     cp = dep.cp
     if dep.phase == "decode":
         shard = ceil_div(seq_len, cp)
-        return Load(batch, 1, shard * cp, 1, seq_len, batch)
+        owned = batch if dep.has_owner else ceil_div(batch, cp)
+        return Load(batch, 1, shard * cp, 1, seq_len, owned)
     new = seq_len - cached_tokens
     if cp == 1:
         return Load(batch, new, cached_tokens, new, cached_tokens, batch * new)

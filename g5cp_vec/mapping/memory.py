@@ -68,11 +68,12 @@ class MemoryModel:
             fullest = Memory(*(_choose(fuller, getattr(stage, f), getattr(fullest, f)) for f in Memory.__slots__))
         return fullest
 
-    def max_seq_len(self, batch: int, cached_tokens: int) -> int:
+    def max_seq_len(self, batch: int, cached_tokens: int, chunk_tokens: int = 0) -> int:
         """Return the longest context that still fits, 0 when none does."""
-        return min(self._longest(stage, batch, cached_tokens) for stage in self._stages)
+        chunk = chunk_tokens if self.dep.phase == "prefill" else 0
+        return min(self._longest(stage, batch, cached_tokens, chunk) for stage in self._stages)
 
-    def _longest(self, stage: _Stage, batch: int, cached_tokens: int) -> int:
+    def _longest(self, stage: _Stage, batch: int, cached_tokens: int, chunk_tokens: int) -> int:
         def spare(seq_len: int) -> int:
             peak: int = _stage_memory(self.dep, stage, seq_len, batch, cached_tokens).peak_bytes
             return self.usable_bytes - peak
@@ -81,6 +82,9 @@ class MemoryModel:
         if spare(shortest) < 0:
             return 0
         # Memory never falls with length.
+        if chunk_tokens:
+            spare_in_chunks = self._spare_in_chunks(stage, batch, cached_tokens, chunk_tokens)
+            return _bisect(spare_in_chunks, shortest, LONGEST_CONTEXT + 1)
         if stage.bends:
             return _bisect(spare, shortest, LONGEST_CONTEXT + 1)
         # It is linear in whole steps of the head-tail split: the steps that fit follow from two of them, the rest of a
@@ -91,6 +95,21 @@ class MemoryModel:
             return LONGEST_CONTEXT
         low = shortest + spare(shortest) // slope * step
         return min(_bisect(spare, low, low + step), LONGEST_CONTEXT)
+
+    def _spare_in_chunks(
+        self, stage: _Stage, batch: int, cached_tokens: int, chunk_tokens: int
+    ) -> Callable[[int], int]:
+        """Return what the last two passes leave free: the cache grows, but the last chunk may be a small one."""
+
+        def spare(seq_len: int) -> int:
+            rest = (seq_len - cached_tokens - 1) % chunk_tokens + 1
+            passes = [(seq_len, seq_len - rest)]
+            if seq_len - rest > cached_tokens:
+                passes.append((seq_len - rest, seq_len - rest - chunk_tokens))
+            peaks = [_stage_memory(self.dep, stage, end, batch, begin).peak_bytes for end, begin in passes]
+            return self.usable_bytes - int(max(peaks))
+
+        return spare
 
 
 def _bisect(spare: Callable[[int], int], low: int, high: int) -> int:
@@ -178,7 +197,7 @@ def _edge_weight_bytes(dep: Deployment, *, first: bool, last: bool) -> int:
 def _stage_memory(dep: Deployment, stage: _Stage, seq_len: Count, batch: Count, cached_tokens: Count) -> Memory:
     kv = sum(n * _cache_bytes(dep, kind, seq_len, batch) for kind, n in stage.kinds)
     nothing = 0 * (batch * seq_len)  # gives every field the shape of the load
-    tokens, buffers = batch, nothing
+    tokens, buffers = build_load(dep, seq_len, batch, cached_tokens).rank_tokens, nothing
     if dep.phase == "prefill":
         tokens = batch * ceil_div(seq_len - cached_tokens, dep.cp)
         load = build_load(dep, seq_len, batch, cached_tokens)

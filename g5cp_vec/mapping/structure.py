@@ -18,6 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from g5cp_vec.config.deployment import Deployment
+from g5cp_vec.mapping.forms import form_name
 from g5cp_vec.mapping.graph import Block, BlockBuilder, CostKeys, Ids, OpGraph, chain_blocks
 from g5cp_vec.mapping.layer import LayerPlan, LayerShape, add_layer
 from g5cp_vec.mapping.network import Network, build_network
@@ -67,8 +68,11 @@ def _layer_plan(dep: Deployment) -> LayerPlan:
     """Return what a deployment says of the structure of its layers."""
     return LayerPlan(
         phase=dep.phase,
-        form=(dep.prefill_form or dep.decode_form) if dep.cp > 1 else None,
+        form=form_name(dep),
+        has_owner=dep.has_owner,
         collective=dep.collective,
+        all_reduce=dep.runtime.all_reduce(dep.phase),
+        library_calls=dep.runtime.has_library_latency,
         ep=dep.ep,
     )
 
@@ -132,8 +136,8 @@ def build_structure(dep: Deployment, network: Network | None = None, reach: Sequ
     plan, shapes = _layer_plan(dep), _layer_shapes(dep, reach)
     degrees = {"dp": dep.dp, "pp": dep.pp, "cp": dep.cp, "tp": dep.tp}
     ranks = rank_chips(degrees, dep.rank_order)
-    # Ranks that hold tokens between layers: in decode only the owners.
-    holders = ranks[:, :, :1] if dep.phase == "decode" else ranks
+    # Ranks that hold tokens between layers.
+    holders = ranks[:, :, :1] if dep.has_owner else ranks
     blocks = [_embedding(network, holders[:, 0], keys)]
     chain, layers = [0], [-1]
 
@@ -149,7 +153,7 @@ def build_structure(dep: Deployment, network: Network | None = None, reach: Sequ
         for layer in stage_range:
             kind = sequence[layer]
             if kind not in by_kind:
-                b = BlockBuilder(network)
+                b = BlockBuilder(network, library_calls=plan.library_calls)
                 add_layer(b, ranks[:, stage], plan, keys, kind, shapes[kind])
                 by_kind[kind] = len(blocks)
                 blocks.append(b.build())

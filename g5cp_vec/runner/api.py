@@ -9,11 +9,13 @@ from typing import Any
 
 import polars as pl
 
+from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import Expansion
 from g5cp_vec.config.grid import Grid, load_grid, load_point
 from g5cp_vec.errors import ConfigError, InfeasibleError
+from g5cp_vec.runner.breakdown import Breakdown, break_down
 from g5cp_vec.runner.local import LocalRunner
-from g5cp_vec.runner.plan import Plan, build_plan
+from g5cp_vec.runner.plan import Plan, build_plan, points
 from g5cp_vec.runner.schema import SCHEMA
 from g5cp_vec.runner.store import Store
 from g5cp_vec.runner.warm import warm
@@ -28,10 +30,13 @@ class Result:
     ----------
     row : dict
         Column name to value, None where a column does not apply.
+    explain : callable, optional
+        Simulates the point once more and returns its breakdown.
     """
 
-    def __init__(self, row: dict[str, Any]) -> None:
+    def __init__(self, row: dict[str, Any], explain: Callable[[], Breakdown] | None = None) -> None:
         self._row = row
+        self._explain = explain
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -45,6 +50,11 @@ class Result:
     def __repr__(self) -> str:
         shown = {k: v for k, v in self._row.items() if v is not None}
         return f"Result({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+    def breakdown(self) -> Breakdown:
+        """Return where the time of the reported rank goes; see :mod:`g5cp_vec.runner.breakdown`."""
+        assert self._explain is not None
+        return self._explain()
 
     def to_dict(self) -> dict[str, Any]:
         """Return every column by name."""
@@ -166,4 +176,7 @@ def run_point(point: GridLike | Grid, *, fidelity: str = "exact") -> Result:
     plan = build_plan(expansion, fidelity, "all")
     warm()
     runner = LocalRunner(expansion, plan, fidelity)
-    return Result(runner.run_part(plan.parts[0]).row(0, named=True))
+    row = runner.run_part(plan.parts[0]).row(0, named=True)
+    dep = expansion.deployments[0]
+    assert isinstance(dep, Deployment)
+    return Result(row, lambda: break_down(dep, points(expansion, slice(None)), fidelity))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -13,26 +12,20 @@ from numpy.typing import NDArray
 from g5cp_vec.audit.conservation import audit
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import Expansion
+from g5cp_vec.cost.fixed import fixed_rows
 from g5cp_vec.cost.math_path import math_times
 from g5cp_vec.cost.rows import CostRows, cost_rows
 from g5cp_vec.engine.measure import MAKESPAN_S
 from g5cp_vec.errors import SimulationError
-from g5cp_vec.mapping.load import Load, build_load
+from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.structure import build_structure
 from g5cp_vec.runner import results
-from g5cp_vec.runner.plan import Batch, Plan, Slice, row_reach
+from g5cp_vec.runner.passes import Passes, split_passes
+from g5cp_vec.runner.plan import Batch, Plan, Slice, points, row_reach
 from g5cp_vec.runner.results import Columns
 from g5cp_vec.runner.schema import KPIS
-from g5cp_vec.runner.simulate import simulate_point, simulate_rows
+from g5cp_vec.runner.simulate import Simulated, simulate_point, simulate_rows
 from g5cp_vec.runner.template import Template
-
-
-class Point(NamedTuple):
-    """Load keys of some rows, arrays of shape (n_rows,)."""
-
-    seq_len: NDArray[np.int64]
-    batch: NDArray[np.int64]
-    cached_tokens: NDArray[np.int64]
 
 
 class LocalRunner:
@@ -79,12 +72,8 @@ class LocalRunner:
         rows = np.concatenate([s.rows for batch in part for s in batch.slices])
         return results.assemble(pieces, self.expansion.keys_of(rows))
 
-    def _loads(self, rows: NDArray[np.int64]) -> Point:
-        e = self.expansion
-        return Point(e.seq_len[rows], e.batch[rows], e.cached_tokens[rows])
-
     def _identity(self, s: Slice) -> Columns:
-        dep, loads = self.expansion.deployments[s.deployment], self._loads(s.rows)
+        dep, loads = self.expansion.deployments[s.deployment], points(self.expansion, s.rows)
         digest = dep.digest if isinstance(dep, Deployment) else _reason_digest(self.expansion, s.deployment)
         return {"point_id": results.point_ids(digest, tuple(loads)), "row": self.expansion.row[s.rows]}
 
@@ -92,31 +81,33 @@ class LocalRunner:
         reasons = np.array(self.expansion.reasons, dtype=object)[self.expansion.reason_code[s.rows]]
         return {**self._identity(s), "status": ["invalid"] * len(s.rows), "reason": list(reasons)}
 
-    def _deployment(self, s: Slice) -> tuple[Deployment, Point, Load]:
+    def _deployment(self, s: Slice) -> tuple[Deployment, Passes]:
         dep = self.expansion.deployments[s.deployment]
         assert isinstance(dep, Deployment)
-        point = self._loads(s.rows)
-        return dep, point, build_load(dep, *point)
+        return dep, split_passes(dep, points(self.expansion, s.rows))
 
     def _common(self, s: Slice, step_s: NDArray[np.float64]) -> Columns:
-        dep, point, load = self._deployment(s)
+        dep, passes = self._deployment(s)
+        point = points(self.expansion, s.rows)
         return {
             **self._identity(s),
-            **results.memory_columns(dep, *point),
-            **results.step_columns(dep, load, step_s),
+            **results.memory_columns(dep, point, passes),
+            **results.step_columns(dep, point, passes, step_s),
         }
 
     def _run_math(self, s: Slice) -> Columns:
-        dep, _, load = self._deployment(s)
-        times = math_times(dep, self.plan.networks[s.deployment], load, len(s.rows))
-        return {**self._common(s, times.step_s), **results.math_columns(dep, times, len(s.rows))}
+        dep, passes = self._deployment(s)
+        n_passes = len(passes.seq_len)
+        times = math_times(dep, self.plan.networks[s.deployment], build_load(dep, *passes.load), n_passes)
+        columns = results.over_passes(results.math_columns(dep, times, n_passes), passes)
+        return {**self._common(s, passes.sum(times.step_s)), **columns}
 
     def template(self, batch: Batch) -> Template:
         """Return the template of a batch; the last one is kept, as a batch may continue in the next part."""
         if self._template is None or self._template[0] != batch.key:
             self._template = None  # freed before the next is built
             first = batch.slices[0]
-            dep, _, _ = self._deployment(first)
+            dep, _ = self._deployment(first)
             (reach,) = row_reach(dep, self.expansion, first.rows[:1]).tolist()
             structure = build_structure(dep, self.plan.networks[first.deployment], reach)
             self._template = (batch.key, Template(structure, reduced=self.fidelity == "exact"))
@@ -126,44 +117,63 @@ class LocalRunner:
         template = self.template(batch)
         costs = [self._costs(template, s) for s in batch.slices]
         joined = CostRows(*(np.concatenate(column) for column in zip(*costs, strict=True)))
-        simulated = simulate_rows(template, joined, self.jobs, self.on_progress)
+        # Rows are counted as they are simulated, but those of several passes when all of the batch are.
+        is_chunked = len(joined.duration_s) != batch.n_rows
+        simulated = simulate_rows(template, joined, self.jobs, (lambda n: None) if is_chunked else self.on_progress)
         pieces = []
         begin = 0
         for s, rows in zip(batch.slices, costs, strict=True):
-            end = begin + len(s.rows)
-            dep, _, _ = self._deployment(s)
-            measures = simulated.measures[begin:end]
-            step_s = measures[:, MAKESPAN_S]
-            columns = {
-                **self._common(s, step_s),
-                **results.simulated_columns(dep, self.plan.networks[s.deployment], template, measures, rows.duration_s),
-                **results.traffic_columns(dep, template, rows.bytes, rows.capacity, step_s),
-                "n_ops": np.full(len(s.rows), template.n_ops),
-                "n_ops_simulated": simulated.n_ops[begin:end],
-                "n_events": simulated.n_events[begin:end],
-                **self._audit(template, s, rows, step_s),
-            }
-            pieces.append((len(s.rows), columns))
+            end = begin + len(rows.duration_s)
+            of_slice = slice(begin, end)
+            part = Simulated(simulated.measures[of_slice], simulated.n_events[of_slice], simulated.n_ops[of_slice])
+            pieces.append((len(s.rows), self._simulated(template, s, rows, part)))
             begin = end
+        if is_chunked:
+            self.on_progress(batch.n_rows)
         return pieces
 
-    def _costs(self, template: Template, s: Slice) -> CostRows:
-        dep, _, load = self._deployment(s)
-        return cost_rows(dep, template.structure.keys, self.plan.networks[s.deployment], load, len(s.rows))
+    def _simulated(self, template: Template, s: Slice, costs: CostRows, simulated: Simulated) -> Columns:
+        """Return the columns of a slice from the costs and the measures of its passes."""
+        dep, passes = self._deployment(s)
+        network, load, n_passes = self.plan.networks[s.deployment], build_load(dep, *passes.load), len(passes.seq_len)
+        fixed_s = fixed_rows(dep, template.structure.keys, load, n_passes)
+        of_passes = {
+            **results.simulated_columns(dep, network, template, simulated.measures, costs.duration_s, fixed_s),
+            "n_ops": np.full(n_passes, template.n_ops),
+            "n_ops_simulated": simulated.n_ops,
+            "n_events": simulated.n_events,
+        }
+        pass_s = simulated.measures[:, MAKESPAN_S]
+        step_s = passes.sum(pass_s)
+        sent = passes.sum(costs.bytes)
+        return {
+            **self._common(s, step_s),
+            **results.over_passes(of_passes, passes),
+            **results.traffic_columns(dep, template, sent, costs.capacity[passes.first], step_s),
+            **self._audit(template, s, costs, pass_s),
+        }
 
-    def _audit(self, template: Template, s: Slice, rows: CostRows, step_s: NDArray[np.float64]) -> Columns:
-        """Audit the chosen rows of a slice: simulate each once more, keeping the times of every op."""
+    def _costs(self, template: Template, s: Slice) -> CostRows:
+        dep, passes = self._deployment(s)
+        load = build_load(dep, *passes.load)
+        return cost_rows(dep, template.structure.keys, self.plan.networks[s.deployment], load, len(passes.seq_len))
+
+    def _audit(self, template: Template, s: Slice, costs: CostRows, pass_s: NDArray[np.float64]) -> Columns:
+        """Audit every pass of the chosen rows of a slice: simulate it once more, keeping the times of every op."""
         columns: dict[str, list[int | None]] = {name: [None] * len(s.rows) for name in KPIS}
-        dep, point, _ = self._deployment(s)
-        for i in np.flatnonzero(self.plan.audited[s.rows]):
-            start_s, finish_s = simulate_point(template, rows, int(i))
-            # What is audited must be what is reported.
-            if abs(finish_s.max() - step_s[i]) > 1e-12 * step_s[i]:
-                raise SimulationError(f"step_s: {step_s[i]!r} reported, but the ops end at {finish_s.max()!r}")
-            load = (int(point.seq_len[i]), int(point.batch[i]), int(point.cached_tokens[i]))
-            kpis = audit(dep, template.structure, *load, start_s, finish_s)
+        dep, passes = self._deployment(s)
+        for row in np.flatnonzero(self.plan.audited[s.rows]):
+            total = dict.fromkeys(KPIS, 0)
+            for i in passes.of_row(row):
+                start_s, finish_s = simulate_point(template, costs, i)
+                # What is audited must be what is reported.
+                if abs(finish_s.max() - pass_s[i]) > 1e-12 * pass_s[i]:
+                    raise SimulationError(f"step_s: {pass_s[i]!r} reported, but the ops end at {finish_s.max()!r}")
+                seq_len, batch, cached = (int(values[i]) for values in passes.load)
+                kpis = audit(dep, template.structure, seq_len, batch, cached, start_s, finish_s)
+                total = {name: total[name] + getattr(kpis, name) for name in KPIS}
             for name in KPIS:
-                columns[name][i] = min(getattr(kpis, name), 2**63 - 1)
+                columns[name][row] = min(total[name], 2**63 - 1)
         return dict(columns)
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from g5cp_vec.config._keys import LOAD_KEYS
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import VALID, Expansion
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.network import Network, build_network
 from g5cp_vec.mapping.spans import structure_reach
 from g5cp_vec.mapping.structure import structure_key
+from g5cp_vec.runner.passes import Point, count_passes
 
 ROWS_PER_PART = 50_000
 # Simulated ops after which a part is written: tens of seconds of work at most.
@@ -107,7 +109,7 @@ def build_plan(expansion: Expansion, fidelity: str = "exact", audit: str = "samp
     ranked = sorted(batches.values(), key=lambda b: ("invalid", "math", "g5").index(b.kind))
     n_structures = sum(batch.kind == "g5" for batch in ranked)
     audited = _choose_audited(ranked, expansion, audit)
-    return Plan(_cut(ranked, expansion.deployments, audited, fidelity), networks, n_structures, audited)
+    return Plan(_cut(ranked, expansion, audited, fidelity), networks, n_structures, audited)
 
 
 def _by_reach(
@@ -156,23 +158,34 @@ def estimated_ops(dep: Deployment, fidelity: str) -> int:
     return min(dep.n_chips, 4) * min(dep.model.n_layers, 6) * (6 + sends)
 
 
-def _row_work(dep: Deployment | str, kind: str, audited: NDArray[np.bool_], fidelity: str) -> NDArray[np.int64]:
+def _row_work(dep: Deployment | str, kind: str, audited: NDArray[np.bool_], passes: Any, fidelity: str) -> Any:
     """Work of each row of a slice, in simulated ops."""
     if kind != "g5" or not isinstance(dep, Deployment):
         return np.ones(len(audited), np.int64)
-    return estimated_ops(dep, fidelity) + audited * (AUDIT_WORK * estimated_ops(dep, "full"))
+    return passes * (estimated_ops(dep, fidelity) + audited * (AUDIT_WORK * estimated_ops(dep, "full")))
 
 
-def _cut(
-    batches: list[Batch], deployments: list[Deployment | str], audited: NDArray[np.bool_], fidelity: str
-) -> list[list[Batch]]:
+def points(expansion: Expansion, rows: slice | NDArray[np.int64]) -> Point:
+    """Return the load keys of some rows."""
+    return Point(*(getattr(expansion, key)[rows] for key in LOAD_KEYS))
+
+
+def passes_of_rows(expansion: Expansion) -> NDArray[np.int64]:
+    """Return how many passes every row takes, one where it cannot be simulated."""
+    is_prefill = [isinstance(dep, Deployment) and dep.phase == "prefill" for dep in expansion.deployments]
+    return count_passes(points(expansion, slice(None)), np.array(is_prefill, np.bool_)[expansion.deployment])
+
+
+def _cut(batches: list[Batch], expansion: Expansion, audited: NDArray[np.bool_], fidelity: str) -> list[list[Batch]]:
     """Cut batches into parts by rows and by estimated work; a batch may continue in the next part."""
     parts: list[list[Batch]] = []
     current: list[Batch] = []
+    passes = passes_of_rows(expansion)
     n_rows = work = 0
     for batch in batches:
         for index, rows in batch.slices:
-            done = np.concatenate([[0], np.cumsum(_row_work(deployments[index], batch.kind, audited[rows], fidelity))])
+            per_row = _row_work(expansion.deployments[index], batch.kind, audited[rows], passes[rows], fidelity)
+            done = np.concatenate([[0], np.cumsum(per_row)])
             at = 0
             while at < len(rows):
                 # As many rows as the part has room for, at least one into an empty part.

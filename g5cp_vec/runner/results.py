@@ -13,12 +13,12 @@ from g5cp_vec import __version__
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.cost.math_path import MathTimes
 from g5cp_vec.cost.model_flops import model_flops
-from g5cp_vec.cost.roofline import op_overhead_s
 from g5cp_vec.engine import measure
 from g5cp_vec.errors import SimulationError
-from g5cp_vec.mapping.load import Load
+from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.memory import MemoryModel
 from g5cp_vec.mapping.network import Network
+from g5cp_vec.runner.passes import Passes, Point
 from g5cp_vec.runner.schema import SCHEMA
 from g5cp_vec.runner.template import TRAFFIC, Template, busiest_link, most_sent
 
@@ -43,31 +43,44 @@ def _splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def memory_columns(
-    dep: Deployment, seq_len: NDArray[np.int64], batch: NDArray[np.int64], cached_tokens: NDArray[np.int64]
-) -> Columns:
-    """Memory of every point, whether it fits, and the longest context that would."""
+# How columns of several passes become one; what is not named here is summed.
+_LARGEST = ("peak_ring_blocks",)
+
+
+def over_passes(columns: Columns, passes: Passes) -> Columns:
+    """Return columns of rows from those of their passes."""
+    if len(passes.seq_len) == len(passes.first):
+        return columns
+    whole = {name: passes.max(c) if name in _LARGEST else passes.sum(c) for name, c in columns.items()}
+    return {**whole, **_overlap(whole["comm_s"], whole["exposed_comm_s"])}
+
+
+def memory_columns(dep: Deployment, point: Point, passes: Passes) -> Columns:
+    """Memory of every point in the pass that needs most, whether it fits, and the longest context that would."""
     model = MemoryModel(dep)
-    memory = model.at(seq_len, batch, cached_tokens)
-    pairs, which = np.unique(np.stack([batch, cached_tokens], axis=1), axis=0, return_inverse=True)
-    longest = np.array([model.max_seq_len(int(b), int(p)) for b, p in pairs], np.int64)[which.ravel()]
-    fits = memory.peak_bytes <= model.usable_bytes
+    memory = model.at(*passes.load)
+    fullest = passes.largest(memory.peak_bytes)
+    of_load, which = np.unique(np.stack(point[1:], axis=1), axis=0, return_inverse=True)
+    longest = np.array([model.max_seq_len(*map(int, load)) for load in of_load], np.int64)[which.ravel()]
+    fits = memory.peak_bytes[fullest] <= model.usable_bytes
     return {
-        "kv_bytes": memory.kv_bytes,
-        "weight_bytes": memory.weight_bytes,
-        "activation_bytes": memory.activation_bytes,
-        "buffer_bytes": memory.buffer_bytes,
-        "peak_bytes": memory.peak_bytes,
-        "hbm_bytes": np.full(len(seq_len), dep.chip.hbm_bytes),
+        "kv_bytes": memory.kv_bytes[fullest],
+        "weight_bytes": memory.weight_bytes[fullest],
+        "activation_bytes": memory.activation_bytes[fullest],
+        "buffer_bytes": memory.buffer_bytes[fullest],
+        "peak_bytes": memory.peak_bytes[fullest],
+        "hbm_bytes": np.full(len(fits), dep.chip.hbm_bytes),
         "fits": fits,
         "max_seq_len": longest,
         "status": np.where(fits, "ok", "oom").tolist(),
-        "calibrated": np.full(len(seq_len), dep.chip.calibrated),
+        "calibrated": np.full(len(fits), dep.chip.calibrated),
     }
 
 
-def step_columns(dep: Deployment, load: Load, step_s: NDArray[np.float64]) -> Columns:
+def step_columns(dep: Deployment, point: Point, passes: Passes, step_s: NDArray[np.float64]) -> Columns:
     """Derive what follows from the time of the step alone."""
+    load, of_passes = build_load(dep, *point[:3]), build_load(dep, *passes.load)
+    context = of_passes.context if dep.phase == "prefill" else of_passes.cached
     phase_column = "ttft_s" if dep.phase == "prefill" else "tpot_s"
     flops = model_flops(dep, load)
     totals = np.stack([np.broadcast_to(np.asarray(f, float), step_s.shape) for f in flops.values()])
@@ -77,7 +90,7 @@ def step_columns(dep: Deployment, load: Load, step_s: NDArray[np.float64]) -> Co
     return {
         phase_column: step_s,
         "step_s": step_s,
-        "padded_seq_len": (load.context if dep.phase == "prefill" else load.cached) + 0 * load.batch,
+        "padded_seq_len": passes.max(context + 0 * passes.batch),
         "mfu": totals.sum(axis=0) / (step_s * dep.n_chips * peaks),
         "tokens_per_s_per_chip": new_tokens / step_s / dep.n_chips,
     }
@@ -89,8 +102,12 @@ def simulated_columns(
     template: Template,
     measures: NDArray[np.float64],
     duration_s: NDArray[np.float64],
+    fixed_s: NDArray[np.float64],
 ) -> Columns:
-    """Read the times of the reported rank off the measures, shape (n_points, N_MEASURES), and the op durations."""
+    """Read the times of the reported rank off the measures, shape (n_points, N_MEASURES), and the op durations.
+
+    ``fixed_s`` is the part of each duration that is no work, at full speed.
+    """
     chip = measures[:, measure.CHIP].astype(np.int64)
 
     def busy(which: str) -> NDArray[np.float64]:
@@ -102,7 +119,7 @@ def simulated_columns(
     columns = {
         "compute_s": busy("all"),
         "attention_s": busy("attention"),
-        "overhead_s": template.computes["all"][chip].sum(axis=1) * op_overhead_s(dep) / speed,
+        "overhead_s": (template.computes["all"][chip] * fixed_s).sum(axis=1) / speed,
         **_overlap(measures[:, measure.COMM_S], measures[:, measure.EXPOSED_COMM_S]),
     }
     if dep.phase == "prefill" and dep.cp > 1:
@@ -140,7 +157,7 @@ def math_columns(dep: Deployment, times: MathTimes, n_points: int) -> Columns:
     columns: Columns = {
         "compute_s": times.compute_s,
         "attention_s": times.attention_s,
-        "overhead_s": np.full(n_points, times.n_computes * op_overhead_s(dep)),
+        "overhead_s": times.overhead_s,
         **_overlap(times.comm_s, times.comm_s),
     }
     for name in ("tp_bytes", "ep_bytes", "pp_bytes"):

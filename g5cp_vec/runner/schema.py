@@ -15,7 +15,7 @@ HEAD = {"point_id": _TEXT, "row": _INT, "status": _TEXT, "reason": _TEXT}
 KEY_TYPES = {
     "phase": _TEXT, "path": _TEXT, "model": _TEXT, "chip": _TEXT, "topology": _TEXT, "runtime": _TEXT,
     "n_chips": _INT, "dp": _INT, "tp": _INT, "pp": _INT, "cp": _INT, "ep": _INT,
-    "seq_len": _INT, "batch": _INT, "cached_tokens": _INT,
+    "seq_len": _INT, "batch": _INT, "cached_tokens": _INT, "chunk_tokens": _INT,
     "prefill_form": _TEXT, "decode_form": _TEXT, "collective": _TEXT, "tp_sp": _FLAG, "rank_order": _TEXT,
     "dtype": _TEXT, "ffn_dtype": _TEXT, "kv_dtype": _TEXT, "activation_dtype": _TEXT,
 }  # fmt: skip

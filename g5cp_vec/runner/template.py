@@ -32,7 +32,8 @@ TRAFFIC = {
     "pp_bytes": (("pp",), "src"),
 }
 # Compute ops that attend, by the name in their cost keys (before the rank that some of them name).
-ATTENDING = ("attention", "ring_step", "partial", "own", "halo", "indexer", "sparse", "states", "scan")
+RING_STEPS = ("ring_step", "slowed_ring_step")
+ATTENDING = (*RING_STEPS, "attention", "partial", "ring_partial", "own", "halo", "indexer", "sparse", "states", "scan")
 
 
 class Fold(NamedTuple):
@@ -156,7 +157,7 @@ class Template:
         names = [key[0] for key in self.structure.keys.durations]
         everything = self._per_chip(n_ids, lambda b: (b.src[b.kind == COMPUTE], b.cost[b.kind == COMPUTE]))
         is_attention = np.array([name.partition("@")[0] in ATTENDING for name in names])
-        is_ring = np.array([name == "ring_step" for name in names])
+        is_ring = np.array([name in RING_STEPS for name in names])
         return {"all": everything, "attention": everything * is_attention, "ring": everything * is_ring}
 
     @cached_property

@@ -71,6 +71,10 @@ class Network(ABC):
     def latencies(self) -> list[float]:
         """Seconds of each latency id."""
 
+    def nodes(self, chips: Chips) -> Chips:
+        """Return the node that each chip sits in; all in one where the machine has none."""
+        return np.zeros_like(chips)
+
     def rates(self) -> list[float]:
         """Speed of each rate id, as a fraction of the full one."""
         return [1.0]

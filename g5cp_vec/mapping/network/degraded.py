@@ -42,6 +42,10 @@ class DegradedNetwork(Network):
         """As on the sound network."""
         return self.sound.routes(src, dst)
 
+    def nodes(self, chips: Chips) -> Chips:
+        """As on the sound network."""
+        return self.sound.nodes(chips)
+
     def capacities(self) -> list[float]:
         """Those of the sound network, then the reduced ones."""
         capacities = self.sound.capacities()

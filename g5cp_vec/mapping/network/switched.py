@@ -66,6 +66,10 @@ class HgxNetwork(Network):
             columns.insert(2, np.where(inside, -1, first[5] + dst // self.used))
         return padded_routes([c.astype(np.int32) for c in columns], np.where(inside, 0, 1))
 
+    def nodes(self, chips: Chips) -> Chips:
+        """Consecutive chips share a node."""
+        return chips // np.int32(self.used)
+
     def capacities(self) -> list[float]:
         """Chip port, NIC, node port of the spine."""
         t = self.topology

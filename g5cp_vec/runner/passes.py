@@ -1,0 +1,90 @@
+"""Chunked prefill: a point becomes several passes, each over the cache that the passes before have filled.
+
+A pass is simulated like a point of its own; the next one starts when it has ended on every rank. So the times, the
+traffic and the work of a point are sums over its passes, its memory is that of the pass that needs most, and every
+pass is audited. Not modelled: passes of several chunks in flight through pipeline stages.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from g5cp_vec.config.deployment import Deployment
+
+Ints = NDArray[np.int64]
+
+
+class Point(NamedTuple):
+    """Load keys of some rows, arrays of shape (n_rows,)."""
+
+    seq_len: Ints
+    batch: Ints
+    cached_tokens: Ints
+    chunk_tokens: Ints
+
+
+class Passes(NamedTuple):
+    """Passes of some rows, row by row.
+
+    Attributes
+    ----------
+    first : ndarray of int64, shape (n_rows,)
+        First pass of each row.
+    n_each : ndarray of int64, shape (n_rows,)
+    seq_len, batch, cached_tokens : ndarrays of int64, shape (n_passes,)
+        Context at the end of each pass, sequences, and tokens cached before it.
+    """
+
+    first: Ints
+    n_each: Ints
+    seq_len: Ints
+    batch: Ints
+    cached_tokens: Ints
+
+    @property
+    def load(self) -> tuple[Ints, Ints, Ints]:
+        """``seq_len``, ``batch``, ``cached_tokens``."""
+        return self.seq_len, self.batch, self.cached_tokens
+
+    def of_row(self, row: Any) -> range:
+        """Return the passes of a row."""
+        return range(int(self.first[row]), int(self.first[row] + self.n_each[row]))
+
+    def sum(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the sum over the passes of each row; ``values`` has one entry per pass along its first axis."""
+        summed: NDArray[Any] = np.add.reduceat(values, self.first, axis=0)
+        return summed
+
+    def max(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the largest over the passes of each row."""
+        largest: NDArray[Any] = np.maximum.reduceat(values, self.first, axis=0)
+        return largest
+
+    def largest(self, values: NDArray[Any]) -> Ints:
+        """Return the first pass of each row whose value is the row's largest."""
+        is_largest = values == np.repeat(self.max(values), self.n_each)
+        place = np.where(is_largest, np.arange(len(values)), len(values))
+        first: Ints = np.minimum.reduceat(place, self.first)
+        return first
+
+
+def count_passes(point: Point, is_prefill: Any) -> Ints:
+    """Return the passes of each row: one, but in a chunked prefill; ``is_prefill`` for all rows or for each."""
+    new = point.seq_len - point.cached_tokens
+    chunks = -(-new // np.maximum(point.chunk_tokens, 1))
+    return np.where(is_prefill & (point.chunk_tokens > 0), np.maximum(chunks, 1), 1)
+
+
+def split_passes(dep: Deployment, point: Point) -> Passes:
+    """Return the passes of some rows of a deployment; all chunks of a row but the last are full."""
+    is_prefill = dep.phase == "prefill"
+    n_each = count_passes(point, is_prefill)
+    first = np.cumsum(n_each) - n_each
+    seq_len, batch, cached, chunk = (np.repeat(values, n_each) for values in point)
+    done = (np.arange(len(seq_len)) - np.repeat(first, n_each)) * chunk
+    before = cached + done if is_prefill else cached
+    after = np.where(is_prefill & (chunk > 0), np.minimum(before + chunk, seq_len), seq_len)
+    return Passes(first, n_each, after, batch, before)
