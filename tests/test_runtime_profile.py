@@ -110,6 +110,19 @@ def test_constants_of_layers_and_requests(point, path):
     assert (loaded.overhead_s, cached.overhead_s) == (pytest.approx(constant), pytest.approx(constant + 5e-3))
 
 
+def test_no_elementwise_kernel_is_shorter_than_the_floor(point):
+    """Decode of one token: two norms, rotation, cache and activation of each layer; embedding and last norm."""
+    keys = {"cp": 1, "seq_len": 64, "phase": "decode"}
+    bare, floored = point(**keys), point("kernel_floor_us = 3", **keys)
+    bytes_moved = LAYERS * (2 * 4 * 4096 * 2 + 2 * (32 + 8) * 128 * 2 + 2 * 8 * 128 * 2 + 3 * 14336 * 2) + 4 * 4096 * 2
+    lacking = (5 * LAYERS + 2) * 3e-6 - bytes_moved / (4.8e12 * 0.8)
+    assert floored.tpot_s - bare.tpot_s == pytest.approx(lacking, rel=1e-9)
+    assert floored.overhead_s == pytest.approx(lacking, rel=1e-9)
+    assert floored.breakdown().computes[0].seconds > 0
+    long = {"cp": 1, "seq_len": 262144}
+    assert point("kernel_floor_us = 3", **long).ttft_s == pytest.approx(point(**long).ttft_s, rel=1e-4)
+
+
 def test_constants_of_decode(point):
     keys = {"cp": 1, "seq_len": 4096, "phase": "decode", "batch": 3}
     text = "decode_layer_us = 10\ndecode_request_us = 1000\nsplit_kv_sequence_us = 2\nprefill_layer_us = 7777"

@@ -17,6 +17,7 @@ from typing import Any
 
 import polars as pl
 
+from g5cp_vec.analysis.serving import closed_loop
 from g5cp_vec.config._files import unknown_key
 from g5cp_vec.config._keys import KEYS
 from g5cp_vec.config.deployment import Deployment
@@ -30,7 +31,12 @@ from g5cp_vec.runner.api import run_sweep
 PUBLISHED = Path(__file__).parent.parent / "data" / "published"
 FITTED, PREDICTED, OTHER_READING = "fitted", "predicted", "other reading"
 ROLES = (FITTED, PREDICTED, OTHER_READING)
-_ABOUT = ("source", "where", "quantity", "per", "measured", "role", "reading", "provenance", "note")
+_ABOUT = (
+    "source", "where", "quantity", "per", "measured", "role", "reading", "provenance", "note", "concurrency",
+    "output_tokens",
+)  # fmt: skip
+# What users of a server see: column -> field of the closed loop.
+_SERVED = {"served_ttft_s": "ttft_s", "served_tpot_s": "tpot_s"}
 _FLOPS = "model_flops"
 
 
@@ -45,7 +51,8 @@ class Measurement:
     point : dict
         Keys of the point that it is about.
     quantity : str
-        Column of a result, or ``"model_flops"``.
+        Column of a result, ``"model_flops"``, or ``"served_ttft_s"`` or ``"served_tpot_s"``: what each of
+        ``concurrency`` users of a server sees (:mod:`g5cp_vec.analysis.serving`).
     per : int
         What the column is divided by to be the measured quantity, such as the ring steps of a pass.
     measured : float
@@ -54,6 +61,8 @@ class Measurement:
     reading : str
         What is assumed where the source leaves a choice.
     provenance, note : str
+    concurrency, output_tokens : int or None
+        Users of a server, and tokens of an answer.
     predicted : float
     """
 
@@ -67,6 +76,8 @@ class Measurement:
     reading: str
     provenance: str
     note: str
+    concurrency: int | None
+    output_tokens: int | None
     predicted: float
 
     @property
@@ -145,11 +156,27 @@ def _recompute(path: Path, line: int, row: Mapping[str, str]) -> Measurement:
         raise ConfigError(f"{place}: role: expected one of {', '.join(ROLES)}, got {about['role']!r}")
     try:
         per, measured = int(about.pop("per")), float(about.pop("measured"))
+        users, tokens = (int(text) if text else None for text in (about.pop("concurrency"), about.pop("output_tokens")))
     except ValueError as error:
-        raise ConfigError(f"{place}: per, measured: expected an integer and a number, {error}") from None
+        raise ConfigError(
+            f"{place}: per, measured, concurrency, output_tokens: expected integers and a number, {error}"
+        ) from None
     typed = {key: _typed(key, text) for key, text in point.items()}
-    predicted = _predict(f"{path.stem}-{line}", typed, about["quantity"], place) / per
-    return Measurement(point=typed, per=per, measured=measured, predicted=predicted, **about)
+    if about["quantity"] in _SERVED:
+        if users is None or tokens is None:
+            raise ConfigError(f"{place}: concurrency, output_tokens: missing, {about['quantity']} needs both")
+        predicted = _predict_served(typed, about["quantity"], users, tokens, place)
+    else:
+        predicted = _predict(typed, about["quantity"], place) / per
+    return Measurement(
+        point=typed,
+        per=per,
+        measured=measured,
+        concurrency=users,
+        output_tokens=tokens,
+        predicted=predicted,
+        **about,
+    )
 
 
 def _typed(key: str, text: str) -> Any:
@@ -157,8 +184,16 @@ def _typed(key: str, text: str) -> Any:
     return int(text) if KEYS[key].least is not None and text.isdecimal() else text
 
 
-def _predict(name: str, point: Mapping[str, Any], quantity: str, place: str) -> float:
-    grid = load_grid({"name": name, "fixed": dict(point), "points": {"on_invalid": "error"}})
+def _predict_served(point: Mapping[str, Any], quantity: str, users: int, tokens: int, place: str) -> float:
+    """Return what a user sees: one prefill of the prompt; a step of all users, half-way through their answers."""
+    prefill_s = _predict({**point, "phase": "prefill", "batch": 1}, "ttft_s", place)
+    context = point["seq_len"] + tokens // 2
+    step_s = _predict({**point, "phase": "decode", "batch": users, "seq_len": context}, "tpot_s", place)
+    return float(getattr(closed_loop(prefill_s, step_s, users, tokens), _SERVED[quantity]))
+
+
+def _predict(point: Mapping[str, Any], quantity: str, place: str) -> float:
+    grid = load_grid({"name": place, "fixed": dict(point), "points": {"on_invalid": "error"}})
     if quantity == _FLOPS:
         return _flops(grid.expand())
     value = run_sweep(grid, audit="none").row(0, named=True).get(quantity)
@@ -232,4 +267,6 @@ _LABELS = {
     "attention_s": "decode attention of a layer",
     "ring_compute_s": "attention of a ring step",
     "ring_comm_s": "transfer of a ring step",
+    "served_ttft_s": "time to first token of a server",
+    "served_tpot_s": "time per output token of a server",
 }

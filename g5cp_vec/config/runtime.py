@@ -34,6 +34,8 @@ class Runtime(Record):
         Added to every compute operation of a prefill or of a decode step (s).
     launch_s : float
         Added to every compute operation of a phase that is not in ``graphs`` (s): the cost of a launch.
+    kernel_floor_s : float
+        Shortest time of an element-wise kernel (s), whatever little it moves; matters where a step has few tokens.
     graphs : tuple of {"prefill", "decode"}
         Phases whose launches nobody waits for: replayed from a captured graph, or queued ahead of the device.
     prefill_layer_s, decode_layer_s : float
@@ -62,6 +64,7 @@ class Runtime(Record):
     prefill_op_overhead_s: NonNegative = 0.0
     decode_op_overhead_s: NonNegative = 0.0
     launch_s: NonNegative = 0.0
+    kernel_floor_s: NonNegative = 0.0
     graphs: Annotated[tuple[Phase, ...], BeforeValidator(_phases)] = ()
     prefill_layer_s: NonNegative = 0.0
     decode_layer_s: NonNegative = 0.0

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.cost.roofline import op_overhead_s
-from g5cp_vec.mapping.graph import LIBRARY_CALLS, ComputeKey, CostKeys, split_rate
+from g5cp_vec.cost.parts import Part
+from g5cp_vec.cost.roofline import op_overhead_s, part_seconds
+from g5cp_vec.mapping.graph import LIBRARY_CALLS, ComputeKey
 from g5cp_vec.mapping.load import Count, Load
 from g5cp_vec.mapping.network import Network
 
@@ -20,11 +20,22 @@ from g5cp_vec.mapping.network import Network
 _DECODE_ATTENTION = ("attention", "partial", "ring_partial")
 
 
-def extra_seconds(dep: Deployment, load: Load, key: ComputeKey) -> Any:
+def extra_seconds(dep: Deployment, load: Load, parts: list[Part], key: ComputeKey) -> Any:
     """Return what a compute op costs beyond its work and the overhead that every op has (s); may be an array.
 
-    The constant of a layer stands with its first op, that of a request with the embedding.
+    The constant of a layer stands with its first op, that of a request with the embedding. An element-wise kernel that
+    would be shorter than the runtime's floor costs the difference.
     """
+    seconds = _constant_seconds(dep, load, key)
+    floor_s = dep.runtime.kernel_floor_s
+    if floor_s > 0:
+        for part in parts:
+            if part.unit == "memory":
+                seconds = seconds + np.maximum(floor_s - part_seconds(dep, part), 0.0)
+    return seconds
+
+
+def _constant_seconds(dep: Deployment, load: Load, key: ComputeKey) -> Any:
     runtime, prefill, name = dep.runtime, dep.phase == "prefill", key[0]
     if name == "ring_sync":
         return runtime.ring_step_sync_s
@@ -39,22 +50,14 @@ def extra_seconds(dep: Deployment, load: Load, key: ComputeKey) -> Any:
     return 0.0
 
 
-def fixed_seconds(dep: Deployment, load: Load, key: ComputeKey) -> Any:
+def fixed_seconds(dep: Deployment, load: Load, parts: list[Part], key: ComputeKey) -> Any:
     """Return everything about a compute op's duration that is no work (s)."""
-    return op_overhead_s(dep) + extra_seconds(dep, load, key)
+    return op_overhead_s(dep) + extra_seconds(dep, load, parts, key)
 
 
 def attended_sequences(dep: Deployment, load: Load) -> Count:
     """Return the sequences that one decode attention op attends: all of them, or those of one owner."""
     return load.batch if dep.has_owner else load.rank_tokens
-
-
-def fixed_rows(dep: Deployment, keys: CostKeys, load: Load, n_points: int) -> NDArray[np.float64]:
-    """Return the fixed part of every duration at full speed, shape (n_points, n_duration_ids)."""
-    seconds = np.empty((n_points, len(keys.durations)))
-    for key, column in keys.durations.items():
-        seconds[:, column] = fixed_seconds(dep, load, split_rate(key)[0])
-    return seconds
 
 
 def transfer_latencies(dep: Deployment, network: Network) -> list[float]:

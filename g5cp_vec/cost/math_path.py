@@ -66,7 +66,7 @@ def math_times(dep: Deployment, network: Network, load: Load, n_points: int) -> 
     assert dep.cp == 1
     parts = parts_by_key(dep, load)
     seconds = {key: duration_seconds(dep, load, parts, key) for key in parts}
-    fixed = {key: fixed_seconds(dep, load, key) for key in parts}
+    fixed = {key: fixed_seconds(dep, load, parts[key], key) for key in parts}
     kinds, sequence = dep.model.kinds
     ranks = rank_chips({"dp": dep.dp, "pp": dep.pp, "cp": 1, "tp": dep.tp}, dep.rank_order)
     ranges = stage_layers(dep.model.n_layers, dep.pp)

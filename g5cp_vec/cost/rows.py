@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.cost.fixed import extra_seconds, slowed, transfer_latencies
+from g5cp_vec.cost.fixed import extra_seconds, fixed_seconds, slowed, transfer_latencies
 from g5cp_vec.cost.flops import edge_parts, layer_parts
 from g5cp_vec.cost.messages import message_bytes
 from g5cp_vec.cost.parts import OpParts, Part
@@ -51,7 +51,17 @@ def duration_seconds(dep: Deployment, load: Load, parts: dict[ComputeKey, list[P
 
     A host step is no work, so it has no parts.
     """
-    return op_seconds(dep, parts.get(key, [])) + extra_seconds(dep, load, key)
+    return op_seconds(dep, parts.get(key, [])) + extra_seconds(dep, load, parts.get(key, []), key)
+
+
+def fixed_rows(dep: Deployment, keys: CostKeys, load: Load, n_points: int) -> NDArray[np.float64]:
+    """Return the part of every duration that is no work, at full speed, shape (n_points, n_duration_ids)."""
+    parts = parts_by_key(dep, load)
+    seconds = np.empty((n_points, len(keys.durations)))
+    for key, column in keys.durations.items():
+        computed = split_rate(key)[0]
+        seconds[:, column] = fixed_seconds(dep, load, parts.get(computed, []), computed)
+    return seconds
 
 
 def cost_rows(dep: Deployment, keys: CostKeys, network: Network, load: Load, n_points: int) -> CostRows:

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.cost.fixed import fixed_rows
 from g5cp_vec.cost.roofline import part_seconds
-from g5cp_vec.cost.rows import cost_rows, parts_by_key
+from g5cp_vec.cost.rows import cost_rows, fixed_rows, parts_by_key
 from g5cp_vec.engine.arrays import COMPUTE
 from g5cp_vec.errors import ConfigError
 from g5cp_vec.mapping.graph import REASONS, OpGraph, split_rate

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from g5cp_vec.audit.conservation import audit
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import Expansion
-from g5cp_vec.cost.fixed import fixed_rows
 from g5cp_vec.cost.math_path import math_times
-from g5cp_vec.cost.rows import CostRows, cost_rows
+from g5cp_vec.cost.rows import CostRows, cost_rows, fixed_rows
 from g5cp_vec.engine.measure import MAKESPAN_S
 from g5cp_vec.errors import SimulationError
 from g5cp_vec.mapping.load import build_load
