@@ -1,9 +1,10 @@
 """A server under a few users, from one prefill and one decode step.
 
 Each of c users sends a request, waits for its answer, and sends the next one at once. Prefills run one at a time, in
-one piece, and no decode step runs meanwhile. So while one user's answer of n tokens is made, each of the other users interrupts it
-by a prefill once; and a request that arrives waits for the prefill or the decode step it finds under way, half of it on
-average. Not modelled: users who start together and keep meeting, chunked prefill, the server's own work for a request.
+one piece, and no decode step runs meanwhile. So while one user's answer of n tokens is made, each of the other users
+interrupts it by a prefill once; and a request that arrives waits for the prefill or the decode step it finds under way,
+half of it on average. Not modelled: users who start together and keep meeting, chunked prefill, the server's own work
+for a request.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: measurements and summary.")
 @click.option("--plot", metavar="FILE", type=click.Path(path_type=Path), help="Also draw them; .svg or .png.")
 def command(as_json: bool, plot: Path | None) -> None:
-    """Recompute every published measurement that ships with the package.
+    """Compare predictions with published measurements.
 
-    Rows that parameters were fitted to are told from predictions, and what a source leaves open is shown under each
+    All that ship with the package are recomputed. Rows that parameters were fitted to are told from predictions, and what a source leaves open is shown under each
     reading.
     """
     from g5cp_vec.analysis.accuracy import measure_accuracy, plot_accuracy, summarise
