@@ -58,13 +58,14 @@ def assert_reduced_equals_full(structure, costs):
     start_r, finish_r = simulate_point(reduced, costs, 0)
     makespan = finish.max()
     error = max(np.abs(start_r - start).max(), np.abs(finish_r - finish).max()) / makespan
+    growth = 0.0
     if error > 1e-12:  # amplification only widens the bound, and costs four more simulations
         growth = amplification(full, costs, finish)
         # Beyond this the jitter has grown to what chaos allows, and says nothing of how rounding grows.
         assume(growth < CHAOS)
         assert error <= 1e-12 * (1 + growth)
     measured, measured_r = simulate_rows(full, costs).measures[0], simulate_rows(reduced, costs).measures[0]
-    assert measured_r[0] == pytest.approx(makespan, rel=1e-12)
+    assert measured_r[0] == pytest.approx(makespan, rel=1e-12 * (1 + growth))
     assert full.chips[int(measured[1])] == reduced.chips[int(measured_r[1])]
     # Sums over layers: each adds its rounding, and chaos multiplies it as it does that of the ends.
     bound = 1e-11

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def command(as_json: bool, plot: Path | None) -> None:
     """Compare predictions with published measurements.
 
-    All that ship with the package are recomputed. Rows that parameters were fitted to are told from predictions, and what a source leaves open is shown under each
-    reading.
+    All that ship with the package are recomputed. Rows that parameters were fitted to are told from predictions, and
+    what a source leaves open is shown under each reading.
     """
     from g5cp_vec.analysis.accuracy import measure_accuracy, plot_accuracy, summarise
     from g5cp_vec.cli._output import announce_compilation, print_table
