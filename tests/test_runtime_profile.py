@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import g5cp_vec
@@ -214,3 +214,25 @@ def test_all_reduce_inside_a_node_is_flat(point, tmp_path):
 )
 def test_node_members(nodes, members):
     assert node_members(np.array(nodes, np.int32)) == members
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    model=st.sampled_from(["llama-3.1-8b", "qwen3-235b-a22b"]),
+    phase=st.sampled_from(["prefill", "decode"]),
+    tp=st.sampled_from([2, 8, 16]),
+    cp=st.integers(1, 3),
+    dp=st.integers(1, 2),
+    order=st.permutations(["tp", "cp", "pp", "dp"]),
+    seq_len=st.integers(1, 20_000),
+    cached=st.integers(0, 20_000),
+)
+def test_conservation_under_a_runtime_with_everything(model, phase, tp, cp, dp, order, seq_len, cached):
+    point = {
+        "model": model, "chip": "h100-96gb-500w", "topology": "gtt-hgx-8", "phase": phase, "n_chips": tp * cp * dp,
+        "tp": tp, "cp": cp, "seq_len": seq_len, "cached_tokens": min(cached, seq_len - 1), "rank_order": order,
+        "decode_form": "pass_q_ring",
+    }  # fmt: skip
+    result = g5cp_vec.run({"fixed": point})
+    assert result.runtime == "meta-cp-study"
+    assert [getattr(result, kpi) for kpi in KPIS] == [0] * 6
