@@ -24,10 +24,10 @@ class Simulation:
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        g, n_ops = workload.graph, workload.n_ops
+        n_ops = workload.n_ops
         self.start_s, self.finish_s = np.zeros(n_ops), np.zeros(n_ops)
         self._info = np.zeros(2, np.int64)
-        self._workspace = make_workspace(n_ops, len(g.chip_indptr) - 1, len(g.link_capacity), len(g.route_indices))
+        self._workspace = make_workspace(workload.graph)
 
     def run(self) -> None:
         """Simulate once."""
@@ -43,7 +43,7 @@ class Simulation:
     @property
     def counters(self) -> dict[str, int]:
         """What the last run had to do; the same on every machine."""
-        count = self._workspace.count
+        count = self._workspace.counter
         return {
             "n_ops": self.workload.n_ops,
             "n_events": int(count[N_EVENTS]),

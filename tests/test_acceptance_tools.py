@@ -173,8 +173,7 @@ def play(ops: OpGraph, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
     g = ops.graph
     n_ops = len(g.op_kind)
     start, finish, info = np.full(n_ops, np.nan), np.full(n_ops, np.nan), np.zeros(2, np.int64)
-    workspace = make_workspace(n_ops, len(g.chip_indptr) - 1, len(g.link_capacity), len(g.route_indices))
-    assert simulate(g, costs, workspace, start, finish, info) == OK
+    assert simulate(g, costs, make_workspace(g), start, finish, info) == OK
     return start, finish
 
 

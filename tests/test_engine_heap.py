@@ -8,50 +8,63 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g5cp_vec.engine.arrays import HEAP_N, HEAP_POS, NONE, make_workspace
-from g5cp_vec.engine.heap import heap_order, heap_put, heap_set, take_due
+from g5cp_vec.engine.arrays import N_HEAP, NIL, make_workspace
+from g5cp_vec.engine.heap import heap_set, next_event_s, take_due
+from g5cp_vec.runner.workload import compile_workload
 
 N_OPS = 127
-SET, PUT, TAKE = range(3)
+SET, TAKE = range(2)
+GRAPH, _ = compile_workload(
+    {"links": [], "chips": 0, "ops": [{"kind": "flow", "route": [], "bytes": 0}] * N_OPS, "deps": []}
+)
 
 
 @numba.njit
-def _do(w, what, ops, times_s, out):
-    """One action on the heap; the number of ops taken out."""
+def _do(w, what, slots, times_s, out):
+    """One action on the heap; the number of slots taken out."""
     if what == TAKE:
         return take_due(w, times_s[0], out)
-    for i in range(len(ops)):
-        if what == SET:
-            heap_set(w, ops[i], times_s[i])
-        else:
-            heap_put(w, ops[i], times_s[i])
-    if what == PUT:
-        heap_order(w)
+    for i in range(len(slots)):
+        # A flow that has nothing left to move at the time.
+        f = w.slot[slots[i]]
+        f["since_s"], f["remaining"], f["rate"] = times_s[i], 0.0, 1.0
+        heap_set(w, slots[i], times_s[i])
     return 0
 
 
+@numba.njit
+def _next(w):
+    return next_event_s(w)
+
+
 def check(w, events):
-    """The heap holds what the twin holds, every parent is due no later than its children, positions are right."""
-    n = w.count[HEAP_N]
-    held = w.heap[:n].tolist()
-    assert dict(zip(held, w.heap_key_s[:n].tolist(), strict=True)) == events.at
+    """The heap holds what the twin holds, no key is below its parent's or too late, positions are right."""
+    n = w.count[N_HEAP]
+    held, keys = w.heap["slot"][:n].tolist(), w.heap["key_s"][:n]
+    assert dict(zip(held, w.slot["since_s"][held].tolist(), strict=True)) == events.at
     assert len(held) == len(set(held))
-    assert all(w.heap_key_s[(pos - 1) // 2] <= w.heap_key_s[pos] for pos in range(1, n))
-    where = {op: pos for pos, op in enumerate(held)}
-    assert w.op_int[:, HEAP_POS].tolist() == [where.get(op, NONE) for op in range(N_OPS)]
+    assert all(keys[(pos - 1) // 2] <= keys[pos] for pos in range(1, n))
+    late = w.slot["is_late"][held] == 1
+    assert (keys[~late] == w.slot["since_s"][held][~late]).all()
+    assert (keys[late] <= w.slot["since_s"][held][late]).all()
+    where = {slot: pos for pos, slot in enumerate(held)}
+    assert w.slot["heap_pos"].tolist() == [where.get(slot, NIL) for slot in range(N_OPS)]
 
 
 def run(actions):
-    w, events, out = make_workspace(N_OPS, 1, 1, 1), naive.Events(), np.empty(N_OPS, np.int32)
-    for what, ops, times in actions:
-        n = _do(w, what, np.array(ops, np.int32), np.array(times, float), out)
+    w, events, out = make_workspace(GRAPH), naive.Events(), np.empty(N_OPS, np.uint32)
+    w.slot["heap_pos"] = NIL
+    for what, slots, times in actions:
+        if what == TAKE and events.at:
+            assert _next(w) == min(events.at.values())
+        n = _do(w, what, np.array(slots, np.uint32), np.array(times, float), out)
         if what == TAKE:
             taken = out[:n].tolist()
             assert len(taken) == len(set(taken))
             assert set(taken) == events.take_due(times[0])
         else:
-            for op, time in zip(ops, times, strict=True):
-                events.set(op, time)
+            for slot, time in zip(slots, times, strict=True):
+                events.set(slot, time)
         check(w, events)
     return events
 
@@ -62,11 +75,11 @@ times = st.integers(0, 20).map(float)
 
 @st.composite
 def actions(draw):
-    what = draw(st.sampled_from([SET, SET, PUT, TAKE]))
+    what = draw(st.sampled_from([SET, SET, SET, TAKE]))
     if what == TAKE:
         return what, [], [draw(times | st.just(np.inf))]
-    ops = draw(st.lists(st.integers(0, N_OPS - 1), min_size=1, max_size=60, unique=what == PUT))
-    return what, ops, draw(st.lists(times, min_size=len(ops), max_size=len(ops)))
+    slots = draw(st.lists(st.integers(0, N_OPS - 1), min_size=1, max_size=60))
+    return what, slots, draw(st.lists(times, min_size=len(slots), max_size=len(slots)))
 
 
 @settings(max_examples=100)
@@ -76,11 +89,11 @@ def test_holds_and_gives_what_a_plain_mapping_does(actions):
 
 
 @settings(max_examples=10)
-@given(st.permutations(range(N_OPS)), st.sampled_from([SET, PUT]))
-def test_comes_out_in_order(order, what):
+@given(st.permutations(range(N_OPS)))
+def test_comes_out_in_order(order):
     # One event at a time: few are due among many, so each is taken out singly.
     assert (
-        run([(what, list(range(N_OPS)), [float(t) for t in order])] + [(TAKE, [], [float(t)]) for t in range(N_OPS)]).at
+        run([(SET, list(range(N_OPS)), [float(t) for t in order])] + [(TAKE, [], [float(t)]) for t in range(N_OPS)]).at
         == {}
     )
 
@@ -93,11 +106,20 @@ def test_many_at_once(order, n_due):
 
 
 def test_few_due_among_many_and_the_last_of_all_among_them():
-    """A heap as it is laid out: positions 0, 2, 6, ... lead down to the last; all others are due much later.
+    """A heap as it comes to lie: positions 0, 2, 6, ... lead down to the last; all others are due much later.
 
     Each due event is taken out singly, the last one moving into its place, which may itself be due and even earlier.
     """
     due = [0, 2, 6, 14, 30, 61, 62, 123, 124, 125, 126, 1, 3]
     time_of = {op: 1 + i / 100 for i, op in enumerate(due)}
-    left = run([(PUT, list(range(N_OPS)), [time_of.get(op, 100.0 + op) for op in range(N_OPS)]), (TAKE, [], [10.0])])
+    left = run([(SET, list(range(N_OPS)), [time_of.get(op, 100.0 + op) for op in range(N_OPS)]), (TAKE, [], [10.0])])
     assert sorted(left.at) == sorted(set(range(N_OPS)) - set(due))
+
+
+@settings(max_examples=50)
+@given(st.permutations(range(N_OPS)), st.permutations(range(N_OPS)), st.integers(0, N_OPS))
+def test_ends_that_move(first, then, n_due):
+    """Every end moves, to and fro, before some are due."""
+    slots = list(range(N_OPS))
+    left = run([(SET, slots, [float(t) for t in times]) for times in (first, then)] + [(TAKE, [], [n_due - 0.5])])
+    assert len(left.at) == N_OPS - n_due

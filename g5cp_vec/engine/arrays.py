@@ -16,34 +16,78 @@ from g5cp_vec.engine._jit import kernel
 COMPUTE = 0
 FLOW = 1
 NONE = -1
+# NONE inside the kernels, where indices are unsigned: a signed one costs a test for "from the end" at every use.
+NIL = np.uint32(2**32 - 1)
 
 OK = 0
 ERR_CYCLE = 1  # info[0]: an op that never became ready
 ERR_NO_PROGRESS = 2  # info[0]: the op at which the loop stopped making progress
 ERR_NOT_FINITE = 3  # info[0]: an op whose end overflowed
 
-# Positions in the counter array of a workspace.
-HEAP_N = 0
-N_DONE = 1
-N_ADDED = 2
-N_REMOVED = 3
-N_QUEUE = 4
-N_TOUCHED = 5
-N_EVENTS = 6
-N_SOLVES = 7
-N_LINK_VISITS = 8
-STAMP = 9
-N_OPENINGS = 10
-N_COUNTERS = 11
+# Lengths of the lists of a workspace.
+(
+    N_HEAP,  # ``heap``
+    N_SLOTS,  # slots handed out at least once
+    N_FREE,  # ``free``
+    N_QUEUE,  # ``queue``
+    N_TOUCHED,  # ``touched``
+    N_ADDED,  # ``added``
+    N_REMOVED,  # ``removed``
+    N_AFFECTED,  # ``affected``
+    N_OPEN,  # ``open_links``
+    N_LISTS,
+) = range(10)
+# Counters of a simulation: ops ended, instants, rate solutions, links looked at by them; and the stamp of the last one.
+N_DONE, N_EVENTS, N_SOLVES, N_LINK_VISITS, STAMP, N_COUNTERS = range(6)
 
-# Columns of ``op_real`` and ``op_int``: what belongs to one flow lies on one cache line or two.
-RATE, NEW_RATE, REMAINING, SINCE_S = range(4)
-HEAP_POS, BOTTLENECK, NEW_BOTTLENECK, MATE_NEXT, MATE_PREV, OP_STAMP = range(6)
-# Columns of ``link_real`` and ``link_int``.
-USED, LEVEL, RESIDUAL, WEIGHT, FASTEST = range(5)
-HEAD, N_FLOWS, N_UPDATES, MATE_HEAD, N_MATES, N_MATES_AFFECTED, LINK_STAMP = range(7)
-# Columns of ``entry``.
-NEXT, PREV = range(2)
+# An op under way.
+SLOT = np.dtype(
+    [
+        ("rate", np.float64),  # bytes/s; 0 until the first solution
+        ("new_rate", np.float64),  # being found: negative until it is, 0 outside the affected set
+        ("remaining", np.float64),  # bytes at since_s
+        ("since_s", np.float64),  # or COMPUTING, WAITING
+        ("op", np.uint32),
+        ("heap_pos", np.uint32),  # place in the heap of events
+        ("is_late", np.uint32),  # whether the event is later than its key there
+        ("first", np.uint32),  # first hop
+        ("n_hops", np.uint32),
+        ("bottleneck", np.uint32),  # link that bounds the rate
+        ("new_bottleneck", np.uint32),
+        ("mate_next", np.uint32),  # neighbours in the list of flows with the same bottleneck
+        ("mate_prev", np.uint32),
+        ("unused", np.uint32),
+    ]
+)
+# A link crossed by a flow under way.
+HOP = np.dtype(
+    [
+        ("count", np.float64),  # flows of the op's class on one such link
+        ("link", np.uint32),
+        ("slot", np.uint32),
+        ("next", np.uint32),  # neighbours in the list of flows on the link
+        ("prev", np.uint32),
+    ]
+)
+LINK = np.dtype(
+    [
+        ("capacity", np.float64),  # bytes/s
+        ("used", np.float64),  # sum of the rates
+        ("level", np.float64),  # rate of the flows it is the bottleneck of: no flow on it is faster
+        ("residual", np.float64),  # during a solution: what it has left,
+        ("weight", np.float64),  # and how many flows to share that among
+        ("head", np.uint32),  # first hop on it
+        ("mate_head", np.uint32),  # first flow it is the bottleneck of
+        ("n_mates", np.uint32),  # how many of these; during a solution, those outside the affected set
+        ("n_updates", np.uint32),  # changes of ``used`` since it was summed
+        ("stamp", np.uint32),  # last solution that looked at it
+        ("open_pos", np.uint32),  # place in the heap of open links
+    ]
+)
+CHIP = np.dtype([("running", np.uint32), ("n_ready", np.uint32), ("is_touched", np.uint32)])
+# Elements of the heaps: what, and when or at which rate.
+EVENT = np.dtype([("key_s", np.float64), ("slot", np.uint32), ("unused", np.uint32)])
+OPEN_LINK = np.dtype([("key", np.float64), ("link", np.uint32), ("unused", np.uint32)])
 
 
 class Graph(NamedTuple):
@@ -104,80 +148,104 @@ class Costs(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Scratch of one simulation, see `make_workspace` for the shapes.
+    """Scratch of one simulation: lists and heaps, and a record per op under way, link and chip.
 
-    A simulation that ends with OK leaves it clean for the next row of its graph; after a failure make another.
-    Rows of two-dimensional arrays are padded to 32 or 64 bytes, so that none straddles a cache line. Stamps count
-    rate solutions and stay below 2**31 for any number of rows that one workspace is used for.
-
-    ``op_real`` holds RATE and REMAINING (bytes at SINCE_S) of a flow and the NEW_RATE being found; ``op_int`` its
-    place in the heap, its BOTTLENECK link, and its neighbours in the list of flows with the same bottleneck.
-    ``link_real`` holds USED, the sum of the rates on a link, and LEVEL, the rate of the flows it is the bottleneck
-    of; ``link_int`` the HEAD of the list of flows on it (chained by ``entry``, one row per route entry), MATE_HEAD of
-    those it bounds, and their numbers.
+    An op is given a slot when it starts and gives it back when it ends, so what is looked at all the time stays small
+    however long the graph. A simulation that ends with OK leaves everything clean for the next row of its graph; after
+    a failure make another. Stamps count rate solutions and stay below 2**32 for any number of rows that one workspace
+    is used for.
     """
 
-    count: NDArray[np.int64]
-    pred_left: NDArray[np.int32]
-    heap: NDArray[np.int32]
-    heap_key_s: NDArray[np.float64]
-    queue: NDArray[np.int32]
-    added: NDArray[np.int32]
-    removed: NDArray[np.int32]
-    affected: NDArray[np.int32]
-    pending: NDArray[np.int32]
-    op_real: NDArray[np.float64]
-    op_int: NDArray[np.int32]
-    running: NDArray[np.int32]
-    ready: NDArray[np.int32]
-    n_ready: NDArray[np.int32]
-    touched: NDArray[np.int32]
-    is_touched: NDArray[np.int8]
-    link_real: NDArray[np.float64]
-    link_int: NDArray[np.int32]
-    entry: NDArray[np.int32]
-    links: NDArray[np.int32]
-    link_share: NDArray[np.float64]
+    count: NDArray[np.uint32]
+    counter: NDArray[np.int64]
+    pred_left: NDArray[np.uint32]
+    slot: NDArray[np.void]
+    free: NDArray[np.uint32]
+    hop: NDArray[np.void]
+    heap: NDArray[np.void]
+    queue: NDArray[np.uint32]
+    chip: NDArray[np.void]
+    ready: NDArray[np.uint32]
+    touched: NDArray[np.uint32]
+    added: NDArray[np.uint32]
+    removed: NDArray[np.uint32]
+    affected: NDArray[np.uint32]
+    link: NDArray[np.void]
+    open_links: NDArray[np.void]
+    max_hops: int
+
+
+@kernel
+def unsigned(g: Any) -> Any:
+    """Return the same graph with all indices unsigned; `NONE` becomes `NIL`."""
+    return Graph(
+        op_kind=g.op_kind,
+        op_chip=g.op_chip.view(np.uint32),
+        op_cost=g.op_cost.view(np.uint32),
+        op_latency=g.op_latency.view(np.uint32),
+        op_rank=g.op_rank.view(np.uint32),
+        chip_indptr=g.chip_indptr.view(np.uint64),
+        chip_ops=g.chip_ops.view(np.uint32),
+        route_indptr=g.route_indptr.view(np.uint64),
+        route_indices=g.route_indices.view(np.uint32),
+        route_count=g.route_count,
+        route_op=g.route_op.view(np.uint32),
+        succ_indptr=g.succ_indptr.view(np.uint64),
+        succ_indices=g.succ_indices.view(np.uint32),
+        pred_count=g.pred_count.view(np.uint32),
+        link_capacity=g.link_capacity.view(np.uint32),
+    )
+
+
+@kernel
+def _longest_route(g: Any) -> Any:
+    longest = 0
+    for op in range(len(g.op_kind)):
+        longest = max(longest, g.route_indptr[op + 1] - g.route_indptr[op])
+    return longest
 
 
 @kernel(allocates=True)
-def _clean_ops(n_ops: int) -> Any:
-    op_int = np.zeros((n_ops, 8), np.int32)
-    op_int[:, HEAP_POS] = NONE
-    return op_int
+def _clean_chips(n_chips: int) -> Any:
+    chip = np.zeros(n_chips, CHIP)
+    for i in range(n_chips):
+        chip[i]["running"] = NIL
+    return chip
 
 
 @kernel(allocates=True)
 def _clean_links(n_links: int) -> Any:
-    link_int = np.zeros((n_links, 8), np.int32)
-    link_int[:, HEAD] = NONE
-    link_int[:, MATE_HEAD] = NONE
-    return link_int
+    link = np.zeros(n_links, LINK)
+    for i in range(n_links):
+        link[i]["head"] = NIL
+        link[i]["mate_head"] = NIL
+    return link
 
 
 @kernel(allocates=True, entry=True)
-def make_workspace(n_ops: int, n_chips: int, n_links: int, nnz: int) -> Any:
-    """Allocate the scratch of one simulation (O(n_ops + n_chips + n_links + nnz) bytes)."""
+def make_workspace(g: Any) -> Any:
+    """Allocate the scratch of one simulation of a graph.
+
+    Nearly all of it is made for every op being under way at once; the system provides only what is touched.
+    """
+    n_ops, n_chips, n_links = len(g.op_kind), len(g.chip_indptr) - 1, len(g.link_capacity)
+    max_hops = _longest_route(g)
     return Workspace(
-        count=np.zeros(N_COUNTERS, np.int64),
-        pred_left=np.empty(n_ops, np.int32),
-        heap=np.empty(n_ops, np.int32),
-        heap_key_s=np.empty(n_ops, np.float64),
-        queue=np.empty(n_ops, np.int32),
-        added=np.empty(n_ops, np.int32),
-        removed=np.empty(n_ops, np.int32),
-        affected=np.empty(n_ops, np.int32),
-        pending=np.empty(n_ops, np.int32),
-        op_real=np.zeros((n_ops, 4), np.float64),
-        op_int=_clean_ops(n_ops),
-        running=np.full(n_chips, NONE, np.int32),
-        ready=np.empty(n_ops, np.int32),
-        n_ready=np.zeros(n_chips, np.int32),
-        touched=np.empty(n_chips, np.int32),
-        is_touched=np.zeros(n_chips, np.int8),
-        link_real=np.zeros((n_links, 8), np.float64),
-        link_int=_clean_links(n_links),
-        entry=np.empty((nnz, 2), np.int32),
-        links=np.empty(n_links, np.int32),
-        link_share=np.empty(n_links, np.float64),
+        count=np.zeros(N_LISTS, np.uint32),
+        counter=np.zeros(N_COUNTERS, np.int64),
+        pred_left=np.empty(n_ops, np.uint32),
+        slot=np.empty(n_ops, SLOT),
+        free=np.empty(n_ops, np.uint32),
+        hop=np.empty(n_ops * max_hops, HOP),
+        heap=np.empty(n_ops, EVENT),
+        queue=np.empty(n_ops, np.uint32),
+        chip=_clean_chips(n_chips),
+        ready=np.empty(n_ops, np.uint32),
+        touched=np.empty(n_chips, np.uint32),
+        added=np.empty(n_ops, np.uint32),
+        removed=np.empty(n_ops, np.uint32),
+        affected=np.empty(n_ops, np.uint32),
+        link=_clean_links(n_links),
+        open_links=np.empty(n_links, OPEN_LINK),
+        max_hops=max_hops,
     )

@@ -47,8 +47,8 @@ def run_rows(g, t, duration_s, bytes_, latency_s, capacity, worker, n_workers, o
     out_status : ndarray of int64, shape (n_rows, 2)
         Status (OK, NOT_PERIODIC or an engine failure) and the op concerned.
     """
-    n_ops, n_chips = len(g.op_kind), len(g.chip_indptr) - 1
-    w = make_workspace(n_ops, n_chips, len(g.link_capacity), len(g.route_indices))
+    n_ops = len(g.op_kind)
+    w = make_workspace(g)
     start_s, finish_s = np.zeros(n_ops), np.zeros(n_ops)
     windows_s, scratch = np.zeros((len(t.runs), 2)), np.zeros((4, scratch_width(g, t)))
     info = np.zeros(2, np.int64)
@@ -56,6 +56,6 @@ def run_rows(g, t, duration_s, bytes_, latency_s, capacity, worker, n_workers, o
         c = Costs(duration_s[row], bytes_[row], latency_s[row], capacity[row])
         out_status[row, 0] = run_row(g, t, c, w, start_s, finish_s, windows_s, scratch, out[row], info)
         out_status[row, 1] = info[0]
-        out_events[row] = w.count[N_EVENTS]
+        out_events[row] = w.counter[N_EVENTS]
         if out_status[row, 0] > OK:
             return  # the workspace is not clean; the caller gives up anyway

@@ -4,12 +4,13 @@ The problem: rates r >= 0 with sum over the flows on a link of count * r <= capa
 every flow crosses a saturated link on which no flow is faster (its *bottleneck*). That condition determines the
 rates uniquely, so an allocation that satisfies it everywhere is the answer however it was found.
 
-The algorithm: every link knows the sum of its rates and the flows it is the bottleneck of. When flows start or end,
-only flows whose bottleneck is on a touched link are re-solved, by progressive filling against what the others leave.
-Then the links they cross are checked: flows left alone whose link is no longer full, or no longer bounds the
-fastest, and flows faster than a link that has just filled up, join the set, and the filling is repeated. The set only
-grows, so this ends, at the latest with all flows in it. The work is proportional to the affected flows and to the
-flows on the links that fill up, not to all flows.
+The algorithm: every link knows the sum of its rates and the flows it is the bottleneck of (its *mates*). When flows
+start or end, the new ones and the mates of the links they touch are solved anew, by progressive filling against what
+all others leave; the others join while the water rises, at the moment when it shows that they must. A link that
+fills up below the rate of other flows on it takes these in. A link whose mates are outside, and that is not full
+when the water reaches their rate, takes them in too. Whoever joins is faster than the water, so nothing that was
+frozen before has to be taken back, and one filling is enough. The work is proportional to the affected flows and to
+the flows on the links that fill up, not to all flows.
 
 Not modelled: weights, RTT unfairness, losses.
 """
@@ -20,375 +21,330 @@ import numpy as np
 
 from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import (
-    BOTTLENECK,
     ERR_NO_PROGRESS,
-    FASTEST,
-    HEAD,
-    LEVEL,
-    LINK_STAMP,
-    MATE_HEAD,
-    MATE_NEXT,
-    MATE_PREV,
+    ERR_NOT_FINITE,
     N_ADDED,
-    N_FLOWS,
+    N_AFFECTED,
     N_LINK_VISITS,
-    N_MATES,
-    N_MATES_AFFECTED,
-    N_OPENINGS,
+    N_OPEN,
     N_REMOVED,
     N_SOLVES,
-    N_UPDATES,
-    NEW_BOTTLENECK,
-    NEW_RATE,
-    NEXT,
-    NONE,
+    NIL,
     OK,
-    OP_STAMP,
-    PREV,
-    RATE,
-    RESIDUAL,
     STAMP,
-    USED,
-    WEIGHT,
 )
+from g5cp_vec.engine.flows import MAX_UPDATES, refresh_used
 
 # Shares this close saturate in one round. A missed tie costs a round, nothing else; it is far below the
 # 1e-12 within which two event times are one instant.
 TIE_RTOL = 1e-14
-# A link this close to full counts as full, and a rate this close to another as equal, when allocations are checked.
+# A link this close to full counts as full, and a rate this close to another as equal, where others might join.
 CHECK_RTOL = 1e-13
-# The sum of a link's rates is kept by adding and subtracting; it is made anew after so many changes, so that
-# roundings do not pile up.
-MAX_UPDATES = 256
 
 
 @kernel
-def _link_mate(w, op, link):
-    """Enter ``op`` in the list of flows whose bottleneck is ``link``."""
-    head = w.link_int[link, MATE_HEAD]
-    w.op_int[op, BOTTLENECK] = link
-    w.op_int[op, MATE_NEXT] = head
-    w.op_int[op, MATE_PREV] = NONE
-    if head != NONE:
-        w.op_int[head, MATE_PREV] = op
-    w.link_int[link, MATE_HEAD] = op
-    w.link_int[link, N_MATES] += 1
+def _place(w, pos, link, key):
+    w.open_links[pos]["link"] = link
+    w.open_links[pos]["key"] = key
+    w.link[link]["open_pos"] = pos
 
 
 @kernel
-def _unlink_mate(w, op):
-    link = w.op_int[op, BOTTLENECK]
-    after, before = w.op_int[op, MATE_NEXT], w.op_int[op, MATE_PREV]
-    if before == NONE:
-        w.link_int[link, MATE_HEAD] = after
-    else:
-        w.op_int[before, MATE_NEXT] = after
-    if after != NONE:
-        w.op_int[after, MATE_PREV] = before
-    w.link_int[link, N_MATES] -= 1
-    w.op_int[op, BOTTLENECK] = NONE
+def _sift_up(w, pos, link, key):
+    """Move the hole at ``pos`` of the heap of open links up to where ``link`` belongs, and place it there."""
+    while pos > 0:
+        parent = (pos - 1) >> 1
+        if w.open_links[parent]["key"] <= key:
+            break
+        _place(w, pos, w.open_links[parent]["link"], w.open_links[parent]["key"])
+        pos = parent
+    _place(w, pos, link, key)
 
 
 @kernel
-def link_flow(g, w, op):
-    """Enter flow ``op``, still at rate 0, in the lists of the links it crosses."""
-    w.op_real[op, RATE] = 0.0
-    w.op_real[op, NEW_RATE] = -1.0
-    w.op_int[op, BOTTLENECK] = NONE
-    for p in range(g.route_indptr[op], g.route_indptr[op + 1]):
-        link = g.route_indices[p]
-        head = w.link_int[link, HEAD]
-        w.entry[p, NEXT] = head
-        w.entry[p, PREV] = NONE
-        if head != NONE:
-            w.entry[head, PREV] = p
-        w.link_int[link, HEAD] = p
-        w.link_int[link, N_FLOWS] += 1
+def _sift_down(w, pos, link, key):
+    """Move the hole at ``pos`` of the heap of open links down to where ``link`` belongs, and place it there."""
+    n = w.count[N_OPEN]
+    child = 2 * pos + 1
+    while child + 1 < n:
+        child += w.open_links[child + 1]["key"] < w.open_links[child]["key"]
+        if w.open_links[child]["key"] >= key:
+            break
+        _place(w, pos, w.open_links[child]["link"], w.open_links[child]["key"])
+        pos = child
+        child = 2 * pos + 1
+    if child + 1 == n and w.open_links[child]["key"] < key:
+        _place(w, pos, w.open_links[child]["link"], w.open_links[child]["key"])
+        pos = child
+    _place(w, pos, link, key)
 
 
 @kernel
-def unlink_flow(g, w, op):
-    """Take flow ``op`` out of the lists of the links it crosses, and its rate out of their sums."""
-    _unlink_mate(w, op)
-    for p in range(g.route_indptr[op], g.route_indptr[op + 1]):
-        link = g.route_indices[p]
-        after, before = w.entry[p, NEXT], w.entry[p, PREV]
-        if before == NONE:
-            w.link_int[link, HEAD] = after
-        else:
-            w.entry[before, NEXT] = after
-        if after != NONE:
-            w.entry[after, PREV] = before
-        w.link_int[link, N_FLOWS] -= 1
-        if w.link_int[link, N_FLOWS] == 0:
-            w.link_real[link, USED], w.link_int[link, N_UPDATES] = 0.0, 0
-        else:
-            w.link_real[link, USED] -= g.route_count[p] * w.op_real[op, RATE]
-            w.link_int[link, N_UPDATES] += 1
+def _key(w, link):
+    """Water level at which something happens on a link: it is full, or its mates outside wonder whether it is."""
+    b = w.link[link]
+    key = np.inf
+    if b["weight"] > 0.5:
+        key = b["residual"] / b["weight"]
+    if b["n_mates"] > 0:
+        # Links that fill up at the same level go first: they may leave nothing to wonder about.
+        key = min(key, b["level"] * (1.0 + CHECK_RTOL))
+    return key
 
 
 @kernel
-def commit_rate(g, w, op):
-    """Make the new rate and bottleneck of a flow its rate and bottleneck."""
-    change = w.op_real[op, NEW_RATE] - w.op_real[op, RATE]
-    if w.op_int[op, BOTTLENECK] != w.op_int[op, NEW_BOTTLENECK]:
-        if w.op_int[op, BOTTLENECK] != NONE:
-            _unlink_mate(w, op)
-        _link_mate(w, op, w.op_int[op, NEW_BOTTLENECK])
-    w.link_real[w.op_int[op, BOTTLENECK], LEVEL] = w.op_real[op, NEW_RATE]
-    w.op_real[op, RATE] = w.op_real[op, NEW_RATE]
-    if change != 0.0:
-        for p in range(g.route_indptr[op], g.route_indptr[op + 1]):
-            link = g.route_indices[p]
-            w.link_real[link, USED] += g.route_count[p] * change
-            w.link_int[link, N_UPDATES] += 1
+def _affect(w, slot, stamp):
+    """Add a flow to the affected set unless it is there, and give back its rate to the links it crosses.
+
+    Links come to the end of the heap of open links, above any key; `_order` or `_queue_links` must follow.
+    """
+    f = w.slot[slot]
+    if f["new_rate"] != 0.0:
+        return
+    f["new_rate"] = -1.0
+    w.affected[w.count[N_AFFECTED]] = slot
+    w.count[N_AFFECTED] += 1
+    for p in range(f["first"], f["first"] + f["n_hops"]):
+        hop = w.hop[p]
+        link = hop["link"]
+        b = w.link[link]
+        if b["stamp"] != stamp:
+            if b["n_updates"] > MAX_UPDATES:
+                refresh_used(w, link)
+            if b["n_mates"] == 0:
+                b["level"] = np.inf  # nothing is known of the fastest flow on it
+            b["stamp"] = stamp
+            b["residual"] = b["capacity"] - b["used"]
+            b["weight"] = 0.0
+            b["open_pos"] = NIL
+        b["residual"] += hop["count"] * f["rate"]
+        b["weight"] += hop["count"]
+        if b["open_pos"] == NIL:
+            pos = w.count[N_OPEN]
+            w.count[N_OPEN] = pos + 1
+            w.open_links[pos]["link"] = link
+            w.open_links[pos]["key"] = np.inf
+            b["open_pos"] = pos
+    if f["bottleneck"] != NIL:
+        w.link[f["bottleneck"]]["n_mates"] -= 1
 
 
 @kernel
-def _refresh_used(g, w, link):
-    """Sum the rates of a link's flows anew."""
-    used = 0.0
-    p = w.link_int[link, HEAD]
-    while p != NONE:
-        used += g.route_count[p] * w.op_real[g.route_op[p], RATE]
-        p = w.entry[p, NEXT]
-    w.link_real[link, USED], w.link_int[link, N_UPDATES] = used, 0
+def _affect_mates(w, link, stamp):
+    """Add the flows whose bottleneck is ``link`` to the affected set."""
+    slot = w.link[link]["mate_head"]
+    while slot != NIL:
+        _affect(w, slot, stamp)
+        slot = w.slot[slot]["mate_next"]
 
 
 @kernel
-def _affect(w, op, stamp, n_affected):
-    """Add a flow to the affected set unless it is there; return the set's size."""
-    if w.op_int[op, OP_STAMP] == stamp:
-        return n_affected
-    w.op_int[op, OP_STAMP] = stamp
-    w.affected[n_affected] = op
-    return n_affected + 1
+def _affect_faster(w, link, rate, stamp):
+    """Add the flows on ``link`` that are faster than ``rate`` to the affected set."""
+    p = w.link[link]["head"]
+    while p != NIL:
+        if w.slot[w.hop[p]["slot"]]["rate"] > rate:
+            _affect(w, w.hop[p]["slot"], stamp)
+        p = w.hop[p]["next"]
 
 
 @kernel
-def _affect_mates(w, link, stamp, n_affected):
-    """Add the flows whose bottleneck is ``link`` to the affected set; return its new size."""
-    op = w.link_int[link, MATE_HEAD]
-    while op != NONE:
-        n_affected = _affect(w, op, stamp, n_affected)
-        op = w.op_int[op, MATE_NEXT]
-    return n_affected
+def _order(w):
+    """Put the open links in order, O(n)."""
+    n = w.count[N_OPEN]
+    for pos in range(n):
+        w.open_links[pos]["key"] = _key(w, w.open_links[pos]["link"])
+    for i in range(n // 2):
+        pos = n // 2 - 1 - i
+        _sift_down(w, pos, w.open_links[pos]["link"], w.open_links[pos]["key"])
 
 
 @kernel
-def _alone(g, w, op):
-    """Whether no other flow crosses any link of ``op``."""
-    for p in range(g.route_indptr[op], g.route_indptr[op + 1]):
-        if w.link_int[g.route_indices[p], N_FLOWS] != 1:
+def _queue_links(w, begin):
+    """Put the links of the affected flows from ``begin`` on to their places among the open ones."""
+    for i in range(begin, w.count[N_AFFECTED]):
+        f = w.slot[w.affected[i]]
+        for p in range(f["first"], f["first"] + f["n_hops"]):
+            link = w.hop[p]["link"]
+            pos, key = w.link[link]["open_pos"], _key(w, link)
+            if key < w.open_links[pos]["key"]:
+                _sift_up(w, pos, link, key)
+
+
+@kernel
+def _alone(w, slot):
+    """Whether no other flow crosses any link of a flow."""
+    f = w.slot[slot]
+    for p in range(f["first"], f["first"] + f["n_hops"]):
+        if w.hop[p]["next"] != NIL or w.hop[p]["prev"] != NIL:
             return False
     return True
 
 
 @kernel
-def _solve_alone(g, w, capacity, op):
+def _solve_alone(w, slot):
     """Rate of a flow that shares nothing: its narrowest link."""
+    f = w.slot[slot]
     rate = np.inf
-    for p in range(g.route_indptr[op], g.route_indptr[op + 1]):
-        link = g.route_indices[p]
-        share = capacity[g.link_capacity[link]] / g.route_count[p]
+    for p in range(f["first"], f["first"] + f["n_hops"]):
+        link = w.hop[p]["link"]
+        share = w.link[link]["capacity"] / w.hop[p]["count"]
         if share < rate:
             rate = share
-            w.op_int[op, NEW_BOTTLENECK] = link
-    w.op_real[op, NEW_RATE] = rate
+            f["new_bottleneck"] = link
+    f["new_rate"] = rate
 
 
 @kernel
-def _seed(g, w, capacity, stamp):
-    """Collect the flows that a change touches directly; return how many need a joint solution.
+def _seed(w, stamp):
+    """Begin the affected set with the flows that a change touches directly.
 
     New flows that share nothing are solved on the spot and stay outside the set.
     """
-    n_affected = 0
     for i in range(w.count[N_REMOVED]):
-        op = w.removed[i]
-        for p in range(g.route_indptr[op], g.route_indptr[op + 1]):
-            n_affected = _affect_mates(w, g.route_indices[p], stamp, n_affected)
+        f = w.slot[w.removed[i]]
+        for p in range(f["first"], f["first"] + f["n_hops"]):
+            _affect_mates(w, w.hop[p]["link"], stamp)
     for i in range(w.count[N_ADDED]):
-        op = w.added[i]
-        if _alone(g, w, op):
-            _solve_alone(g, w, capacity, op)
+        slot = w.added[i]
+        if _alone(w, slot):
+            _solve_alone(w, slot)
             continue
-        n_affected = _affect(w, op, stamp, n_affected)
-        for p in range(g.route_indptr[op], g.route_indptr[op + 1]):
-            n_affected = _affect_mates(w, g.route_indices[p], stamp, n_affected)
-    return n_affected
+        _affect(w, slot, stamp)
+        f = w.slot[slot]
+        for p in range(f["first"], f["first"] + f["n_hops"]):
+            _affect_mates(w, w.hop[p]["link"], stamp)
 
 
 @kernel
-def _open_links(g, w, capacity, round_, n_affected):
-    """Give back the affected flows' rates to the links they cross; return how many links these are."""
-    n_links = 0
-    for i in range(n_affected):
-        op = w.affected[i]
-        w.op_real[op, NEW_RATE] = -1.0
-        for p in range(g.route_indptr[op], g.route_indptr[op + 1]):
-            link = g.route_indices[p]
-            if w.link_int[link, LINK_STAMP] != round_:
-                w.link_int[link, LINK_STAMP] = round_
-                w.links[n_links] = link
-                n_links += 1
-                if w.link_int[link, N_UPDATES] > MAX_UPDATES:
-                    _refresh_used(g, w, link)
-                w.link_real[link, RESIDUAL] = capacity[g.link_capacity[link]] - w.link_real[link, USED]
-                w.link_real[link, WEIGHT] = 0.0
-                w.link_real[link, FASTEST] = 0.0
-                w.link_int[link, N_MATES_AFFECTED] = 0
-            w.link_real[link, RESIDUAL] += g.route_count[p] * w.op_real[op, RATE]
-            w.link_real[link, WEIGHT] += g.route_count[p]
-            if w.op_int[op, BOTTLENECK] == link:
-                w.link_int[link, N_MATES_AFFECTED] += 1
-    return n_links
+def _freeze(w, link, share):
+    """Freeze the unfrozen affected flows on ``link`` at ``share``; return how many."""
+    n_frozen = 0
+    p = w.link[link]["head"]
+    while p != NIL:
+        f = w.slot[w.hop[p]["slot"]]
+        if f["new_rate"] < 0.0:
+            f["new_rate"] = share
+            f["new_bottleneck"] = link
+            for q in range(f["first"], f["first"] + f["n_hops"]):
+                b = w.link[w.hop[q]["link"]]
+                b["weight"] -= w.hop[q]["count"]
+                b["residual"] -= w.hop[q]["count"] * share
+            n_frozen += 1
+        p = w.hop[p]["next"]
+    return n_frozen
 
 
 @kernel
-def _freeze_flow(g, w, op, link, share):
-    w.op_real[op, NEW_RATE] = share
-    w.op_int[op, NEW_BOTTLENECK] = link
-    for q in range(g.route_indptr[op], g.route_indptr[op + 1]):
-        other = g.route_indices[q]
-        w.link_real[other, WEIGHT] -= g.route_count[q]
-        w.link_real[other, RESIDUAL] -= g.route_count[q] * share
-        w.link_real[other, FASTEST] = max(w.link_real[other, FASTEST], share)
+def _is_short(w, link):
+    """Whether a link that no unfrozen flow crosses has mates outside and is not full."""
+    b = w.link[link]
+    return b["n_mates"] > 0 and b["residual"] > CHECK_RTOL * b["capacity"]
 
 
 @kernel
-def _freeze_link(g, w, link, stamp, share, n_pending):
-    """Freeze the unfrozen affected flows on ``link`` at ``share``; others that are faster must slow down.
+def _any_short(w):
+    for pos in range(w.count[N_OPEN]):
+        if _is_short(w, w.open_links[pos]["link"]):
+            return True
+    return False
 
-    Returns the number of flows frozen and of flows noted in ``w.pending``.
+
+@kernel
+def _close_first(w):
+    """Take the first link out of the heap of open links."""
+    w.link[w.open_links[0]["link"]]["open_pos"] = NIL
+    n = w.count[N_OPEN] - 1
+    w.count[N_OPEN] = n
+    if n > 0:
+        _sift_down(w, 0, w.open_links[n]["link"], w.open_links[n]["key"])
+
+
+@kernel
+def _join(w, link, floor, stamp):
+    """Take in the flows that the event on ``link`` calls for; return whether there are any."""
+    b = w.link[link]
+    if b["weight"] < 0.5:
+        if not _is_short(w, link):
+            return False
+        _affect_mates(w, link, stamp)
+        return True
+    share = b["residual"] / b["weight"]
+    if b["n_mates"] > 0 and abs(share - b["level"]) > CHECK_RTOL * b["level"]:
+        _affect_mates(w, link, stamp)
+        return True
+    if max(share, floor) >= b["level"] * (1.0 - CHECK_RTOL):
+        return False  # nobody was faster
+    n_before = w.count[N_AFFECTED]
+    _affect_faster(w, link, max(share, floor) * (1.0 + CHECK_RTOL), stamp)
+    return w.count[N_AFFECTED] > n_before
+
+
+@kernel
+def _fill(w, stamp):
+    """Fill the affected flows progressively; return the status (OK, ERR_NO_PROGRESS, ERR_NOT_FINITE).
+
+    Open links wait in a heap by the water level at which something happens on them. Freezing flows below a link's
+    share only raises it, so a stale key is too low and is put right when it comes to the top.
     """
     n_frozen = 0
-    bound = share * (1.0 + CHECK_RTOL)
-    p = w.link_int[link, HEAD]
-    while p != NONE:
-        op = g.route_op[p]
-        if w.op_int[op, OP_STAMP] == stamp:
-            if w.op_real[op, NEW_RATE] < 0.0:
-                _freeze_flow(g, w, op, link, share)
-                n_frozen += 1
-        elif w.op_real[op, RATE] > bound and w.op_int[op, OP_STAMP] != -stamp:
-            w.op_int[op, OP_STAMP] = -stamp
-            w.pending[n_pending] = op
-            n_pending += 1
-        p = w.entry[p, NEXT]
-    return n_frozen, n_pending
-
-
-@kernel
-def _sift_link(w, pos, n_open):
-    """Sink the link at ``pos`` of the heap of links ordered by share."""
-    link, share = w.links[pos], w.link_share[pos]
-    while True:
-        child = 2 * pos + 1
-        if child >= n_open:
-            break
-        if child + 1 < n_open and w.link_share[child + 1] < w.link_share[child]:
-            child += 1
-        if w.link_share[child] >= share:
-            break
-        w.links[pos], w.link_share[pos] = w.links[child], w.link_share[child]
-        pos = child
-    w.links[pos], w.link_share[pos] = link, share
-
-
-@kernel
-def _fill(g, w, stamp, n_affected, n_links):
-    """Fill the affected flows progressively; return the status (OK, ERR_NO_PROGRESS) and the number pending.
-
-    Links wait in a heap by the share they can give each unfrozen flow. Freezing flows below a link's share only
-    raises it, so a stale entry is too low and is put right when it comes to the top.
-    """
-    for pos in range(n_links):
-        link = w.links[pos]
-        w.link_share[pos] = w.link_real[link, RESIDUAL] / w.link_real[link, WEIGHT]
-    for pos in range(n_links // 2 - 1, -1, -1):
-        _sift_link(w, pos, n_links)
-    n_left, n_open, n_pending = n_affected, n_links, 0
     floor = 0.0
-    while n_left > 0:
-        if n_open == 0:
-            return ERR_NO_PROGRESS, n_pending
-        w.count[N_LINK_VISITS] += 1
-        link = w.links[0]
-        is_open = w.link_real[link, WEIGHT] > 0.5
-        if is_open:
-            share = w.link_real[link, RESIDUAL] / w.link_real[link, WEIGHT]
-            if share > w.link_share[0] * (1.0 + TIE_RTOL) and share > floor * (1.0 + TIE_RTOL):
-                w.link_share[0] = share
-                _sift_link(w, 0, n_open)
-                continue
+    while w.count[N_OPEN] > 0:
+        if n_frozen == w.count[N_AFFECTED] and not _any_short(w):
+            w.count[N_OPEN] = 0
+            break
+        w.counter[N_LINK_VISITS] += 1
+        first = w.open_links[0]
+        link = first["link"]
+        key = _key(w, link)
+        if key > first["key"] * (1.0 + TIE_RTOL) and key > floor * (1.0 + TIE_RTOL) and key < np.inf:
+            _sift_down(w, 0, link, key)
+            continue
+        n_before = w.count[N_AFFECTED]
+        if _join(w, link, floor, stamp):
+            _queue_links(w, n_before)
+            continue
+        b = w.link[link]
+        if b["weight"] > 0.5:
+            share = b["residual"] / b["weight"]
             # Equal up to rounding is equal; and rounding, or capacity that unaffected flows still hold, may leave
             # less than was given before.
             if share > floor * (1.0 + TIE_RTOL):
                 floor = share
-            n_frozen, n_pending = _freeze_link(g, w, link, stamp, floor, n_pending)
-            n_left -= n_frozen
-        # Done with: behind the open links, where the check still finds it.
-        n_open -= 1
-        w.links[0], w.link_share[0] = w.links[n_open], w.link_share[n_open]
-        w.links[n_open] = link
-        _sift_link(w, 0, n_open)
-    return OK, n_pending
+            if not floor > 0.0:
+                return ERR_NOT_FINITE
+            n_frozen += _freeze(w, link, floor)
+        _close_first(w)
+    return OK if n_frozen == w.count[N_AFFECTED] else ERR_NO_PROGRESS
 
 
 @kernel
-def _check(g, w, capacity, stamp, n_affected, n_links, n_pending):
-    """Add every unaffected flow that has lost its bottleneck or must slow down; return the set's size."""
-    for i in range(n_pending):
-        n_affected = _affect(w, w.pending[i], stamp, n_affected)
-    for i in range(n_links):
-        link = w.links[i]
-        if w.link_int[link, N_MATES] == w.link_int[link, N_MATES_AFFECTED]:
-            continue
-        is_full = w.link_real[link, RESIDUAL] <= CHECK_RTOL * capacity[g.link_capacity[link]]
-        if not is_full or w.link_real[link, FASTEST] > w.link_real[link, LEVEL] * (1.0 + CHECK_RTOL):
-            n_affected = _affect_mates(w, link, stamp, n_affected)
-    return n_affected
-
-
-@kernel
-def solve_rates(g, w, capacity):
+def solve_rates(w):
     """Find the rates after flows were linked (``w.added``) and unlinked (``w.removed``).
 
     Parameters
     ----------
-    g : Graph
     w : Workspace
-        RATE holds the previous allocation; NEW_RATE and NEW_BOTTLENECK of the affected flows are written,
-        the first ``n`` of ``affected`` name them (new flows that share nothing are solved but not listed).
-        `commit_rate` makes them the current ones.
-    capacity : ndarray of float64, shape (n_capacity_ids,)
+        ``rate`` holds the previous allocation; ``new_rate`` and ``new_bottleneck`` of the affected flows are
+        written, which ``w.affected`` names (new flows that share nothing are solved but not listed). `commit_rate`
+        makes them the current ones.
 
     Returns
     -------
-    status : int
-        OK or ERR_NO_PROGRESS.
-    n : int
-        Size of the affected set.
+    int
+        OK, ERR_NO_PROGRESS, or ERR_NOT_FINITE where a share is below the smallest float.
 
     References
     ----------
     Bertsekas, Gallager, Data Networks, 2nd ed., section 6.5.2 (progressive filling and the bottleneck condition).
     """
-    w.count[STAMP] += 1
-    stamp = w.count[STAMP]
-    n_affected = _seed(g, w, capacity, stamp)
-    if n_affected == 0:
-        return OK, 0
-    while True:
-        w.count[N_SOLVES] += 1
-        # Links are opened afresh each time round; flows stay in the set.
-        w.count[N_OPENINGS] += 1
-        n_links = _open_links(g, w, capacity, w.count[N_OPENINGS], n_affected)
-        status, n_pending = _fill(g, w, stamp, n_affected, n_links)
-        if status != OK:
-            return status, n_affected
-        n_before = n_affected
-        n_affected = _check(g, w, capacity, stamp, n_affected, n_links, n_pending)
-        if n_affected == n_before:
-            return OK, n_affected
+    w.counter[STAMP] += 1
+    stamp = w.counter[STAMP]
+    w.count[N_AFFECTED] = 0
+    w.count[N_OPEN] = 0
+    _seed(w, stamp)
+    if w.count[N_AFFECTED] == 0:
+        return OK
+    w.counter[N_SOLVES] += 1
+    _order(w)
+    return _fill(w, stamp)

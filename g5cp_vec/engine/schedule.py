@@ -20,41 +20,64 @@ from g5cp_vec.engine.arrays import (
     ERR_CYCLE,
     ERR_NO_PROGRESS,
     ERR_NOT_FINITE,
-    FLOW,
-    HEAP_N,
     N_ADDED,
+    N_AFFECTED,
     N_COUNTERS,
     N_DONE,
     N_EVENTS,
-    N_OPENINGS,
+    N_FREE,
+    N_HEAP,
+    N_LISTS,
     N_QUEUE,
     N_REMOVED,
+    N_SLOTS,
     N_TOUCHED,
-    NEW_RATE,
-    NONE,
+    NIL,
     OK,
-    RATE,
-    REMAINING,
-    SINCE_S,
     STAMP,
+    unsigned,
 )
-from g5cp_vec.engine.heap import heap_order, heap_put, heap_set, take_due
-from g5cp_vec.engine.maxmin import commit_rate, link_flow, solve_rates, unlink_flow
+from g5cp_vec.engine.flows import commit_rate, link_flow, unlink_flow
+from g5cp_vec.engine.heap import flow_end_s, heap_push, heap_set, next_event_s, take_due
+from g5cp_vec.engine.maxmin import solve_rates
 
 # Two event times are one instant when they agree to this.
 INSTANT_RTOL = 1e-12
 # A rate that moved by less than a few roundings keeps its old value, and with it the flow's end.
 RATE_RTOL = 1e-14
-# Share of the heap, one in so many, from which ends are moved in bulk.
-BULK = 6
-# ``SINCE_S`` of a flow whose latency has not passed yet.
+# ``since_s`` of a compute op, and of a flow whose latency has not passed yet.
+COMPUTING = -2.0
 WAITING = -1.0
 
 
 @kernel
+def _take_slot(w, op, since_s):
+    """Give an op that gets under way a slot: the one last given back, or a new one."""
+    n = w.count[N_FREE]
+    if n > 0:
+        slot = w.free[n - 1]
+        w.count[N_FREE] = n - 1
+    else:
+        slot = w.count[N_SLOTS]
+        w.count[N_SLOTS] = slot + 1
+    f = w.slot[slot]
+    f["op"] = op
+    f["since_s"] = since_s
+    f["heap_pos"] = NIL
+    f["is_late"] = 0
+    return np.uint32(slot)
+
+
+@kernel
+def _free_slot(w, slot):
+    w.free[w.count[N_FREE]] = slot
+    w.count[N_FREE] += 1
+
+
+@kernel
 def _touch_chip(w, chip):
-    if w.is_touched[chip] == 0:
-        w.is_touched[chip] = 1
+    if w.chip[chip]["is_touched"] == 0:
+        w.chip[chip]["is_touched"] = 1
         w.touched[w.count[N_TOUCHED]] = chip
         w.count[N_TOUCHED] += 1
 
@@ -63,41 +86,41 @@ def _touch_chip(w, chip):
 def _push_ready(g, w, op):
     """Enter a compute op in its chip's heap of ready ops, ordered by place in the chip's order."""
     chip = g.op_chip[op]
-    base = g.chip_indptr[chip]
+    ready = w.ready[g.chip_indptr[chip] :]
     rank = g.op_rank[op]
-    pos = w.n_ready[chip]
-    w.n_ready[chip] = pos + 1
+    pos = w.chip[chip]["n_ready"]
+    w.chip[chip]["n_ready"] = pos + 1
     while pos > 0:
         parent = (pos - 1) >> 1
-        if w.ready[base + parent] <= rank:
+        if ready[parent] <= rank:
             break
-        w.ready[base + pos] = w.ready[base + parent]
+        ready[pos] = ready[parent]
         pos = parent
-    w.ready[base + pos] = rank
+    ready[pos] = rank
     _touch_chip(w, chip)
 
 
 @kernel
 def _pop_ready(g, w, chip):
     """Take the first op of the chip's order out of its ready heap."""
-    base = g.chip_indptr[chip]
-    first = w.ready[base]
-    n = w.n_ready[chip] - 1
-    w.n_ready[chip] = n
-    last = w.ready[base + n]
+    ready = w.ready[g.chip_indptr[chip] :]
+    first = ready[0]
+    n = w.chip[chip]["n_ready"] - 1
+    w.chip[chip]["n_ready"] = n
+    last = ready[n]
     pos = 0
     while True:
         child = 2 * pos + 1
         if child >= n:
             break
-        if child + 1 < n and w.ready[base + child + 1] < w.ready[base + child]:
+        if child + 1 < n and ready[child + 1] < ready[child]:
             child += 1
-        if w.ready[base + child] >= last:
+        if ready[child] >= last:
             break
-        w.ready[base + pos] = w.ready[base + child]
+        ready[pos] = ready[child]
         pos = child
-    w.ready[base + pos] = last
-    return g.chip_ops[base + first]
+    ready[pos] = last
+    return g.chip_ops[g.chip_indptr[chip] + np.uint64(first)]
 
 
 @kernel
@@ -107,12 +130,36 @@ def _push_ended(w, op):
 
 
 @kernel
-def _activate_or_end(g, c, w, op):
-    """Let a flow whose latency has passed move its bytes, or end it when there is nothing to move."""
-    if c.bytes[g.op_cost[op]] == 0.0 or g.route_indptr[op] == g.route_indptr[op + 1]:
-        _push_ended(w, op)
+def _begin_flow(g, c, w, op, latency_s, now_s):
+    """Note what a flow has to move and where, and let it wait or move."""
+    slot = _take_slot(w, op, WAITING)
+    f = w.slot[slot]
+    f["remaining"] = c.bytes[g.op_cost[op]]
+    first = slot * w.max_hops
+    n_hops = 0
+    for p in range(g.route_indptr[op], g.route_indptr[op + 1]):
+        hop = w.hop[first + n_hops]
+        hop["count"] = g.route_count[p]
+        hop["link"] = g.route_indices[p]
+        hop["slot"] = slot
+        n_hops += 1
+    f["first"] = first
+    f["n_hops"] = n_hops
+    if latency_s > 0.0:
+        heap_push(w, slot, now_s + latency_s)
     else:
-        w.added[w.count[N_ADDED]] = op
+        _activate_or_end(w, slot)
+
+
+@kernel
+def _activate_or_end(w, slot):
+    """Let a flow whose latency has passed move its bytes, or end it when there is nothing to move."""
+    f = w.slot[slot]
+    if f["remaining"] == 0.0 or f["n_hops"] == 0:
+        _push_ended(w, f["op"])
+        _free_slot(w, slot)
+    else:
+        w.added[w.count[N_ADDED]] = slot
         w.count[N_ADDED] += 1
 
 
@@ -120,14 +167,9 @@ def _activate_or_end(g, c, w, op):
 def _make_ready(g, c, w, op, now_s, out_start):
     if g.op_kind[op] == COMPUTE:
         _push_ready(g, w, op)
-        return
-    out_start[op] = now_s
-    latency_s = c.latency_s[g.op_latency[op]]
-    if latency_s == 0.0:
-        _activate_or_end(g, c, w, op)
     else:
-        w.op_real[op, SINCE_S] = WAITING
-        heap_set(w, op, now_s + latency_s)
+        out_start[op] = now_s
+        _begin_flow(g, c, w, op, c.latency_s[g.op_latency[op]], now_s)
 
 
 @kernel
@@ -137,15 +179,15 @@ def _end_queued(g, c, w, head, now_s, out_start, out_finish):
         op = w.queue[head]
         head += 1
         out_finish[op] = now_s
-        w.count[N_DONE] += 1
         if g.op_kind[op] == COMPUTE:
             chip = g.op_chip[op]
-            w.running[chip] = NONE
+            w.chip[chip]["running"] = NIL
             _touch_chip(w, chip)
         for p in range(g.succ_indptr[op], g.succ_indptr[op + 1]):
             succ = g.succ_indices[p]
-            w.pred_left[succ] -= 1
-            if w.pred_left[succ] == 0:
+            n_left = w.pred_left[succ] - 1
+            w.pred_left[succ] = n_left
+            if n_left == 0:
                 _make_ready(g, c, w, succ, now_s, out_start)
     return head
 
@@ -155,17 +197,18 @@ def _dispatch(g, c, w, now_s, out_start):
     """Let every touched free chip start the first ready op of its order."""
     for i in range(w.count[N_TOUCHED]):
         chip = w.touched[i]
-        w.is_touched[chip] = 0
-        if w.running[chip] != NONE or w.n_ready[chip] == 0:
+        state = w.chip[chip]
+        state["is_touched"] = 0
+        if state["running"] != NIL or state["n_ready"] == 0:
             continue
         op = _pop_ready(g, w, chip)
-        w.running[chip] = op
+        state["running"] = op
         out_start[op] = now_s
         duration_s = c.duration_s[g.op_cost[op]]
         if duration_s == 0.0:
             _push_ended(w, op)
         else:
-            heap_set(w, op, now_s + duration_s)
+            heap_push(w, _take_slot(w, op, COMPUTING), now_s + duration_s)
     w.count[N_TOUCHED] = 0
 
 
@@ -178,72 +221,60 @@ def _settle(g, c, w, now_s, out_start, out_finish):
         _dispatch(g, c, w, now_s, out_start)
         if head == w.count[N_QUEUE]:
             break
+    w.counter[N_DONE] += head
     w.count[N_QUEUE] = 0
 
 
 @kernel
-def _set_rate(g, w, op, now_s, in_bulk):
-    """Give a flow its new rate, account for what it moved at the old one, and move its end; return the status."""
-    old = w.op_real[op, RATE]
-    new = w.op_real[op, NEW_RATE]
-    if new <= 0.0:
-        return ERR_NOT_FINITE  # a share below the smallest float: the flow would never end
-    if abs(new - old) <= RATE_RTOL * old:
-        w.op_real[op, NEW_RATE] = old
-        commit_rate(g, w, op)
-        return OK
-    w.op_real[op, REMAINING] -= old * (now_s - w.op_real[op, SINCE_S])
-    w.op_real[op, SINCE_S] = now_s
-    commit_rate(g, w, op)
-    end_s = now_s + max(w.op_real[op, REMAINING], 0.0) / new
-    if in_bulk:
-        heap_put(w, op, end_s)
-    else:
-        heap_set(w, op, end_s)
-    return OK
+def _set_rate(w, slot, now_s):
+    """Give a flow its new rate, account for what it moved at the old one, and move its end."""
+    f = w.slot[slot]
+    old = f["rate"]
+    if abs(f["new_rate"] - old) <= RATE_RTOL * old:
+        f["new_rate"] = old
+        commit_rate(w, slot)
+        return
+    f["remaining"] -= old * (now_s - f["since_s"])
+    f["since_s"] = now_s
+    commit_rate(w, slot)
+    heap_set(w, slot, flow_end_s(w, slot))
 
 
 @kernel
-def _update_rates(g, c, w, now_s, out_info):
+def _update_rates(w, now_s):
     """Link this instant's new flows (ended ones are unlinked already) and reprice whoever is affected."""
     for i in range(w.count[N_ADDED]):
-        op = w.added[i]
-        link_flow(g, w, op)
-        w.op_real[op, SINCE_S] = now_s
-        w.op_real[op, REMAINING] = c.bytes[g.op_cost[op]]
-    status, n_affected = solve_rates(g, w, c.capacity_bytes_per_s)
+        slot = w.added[i]
+        link_flow(w, slot)
+        w.slot[slot]["since_s"] = now_s
+    status = solve_rates(w)
     if status != OK:
-        out_info[0] = w.affected[0]
         return status
-    # When many ends move, ordering them once costs less than moving each.
-    in_bulk = BULK * n_affected > w.count[HEAP_N]
-    for i in range(n_affected):
-        status = _set_rate(g, w, w.affected[i], now_s, in_bulk)
-        if status != OK:
-            out_info[0] = w.affected[i]
-            return status
+    for i in range(w.count[N_AFFECTED]):
+        _set_rate(w, w.affected[i], now_s)
     for i in range(w.count[N_ADDED]):
-        op = w.added[i]
-        if w.op_real[op, RATE] == 0.0:
-            status = _set_rate(g, w, op, now_s, in_bulk)
-            if status != OK:
-                out_info[0] = op
-                return status
-    if in_bulk:
-        heap_order(w)
+        slot = w.added[i]
+        if w.slot[slot]["rate"] == 0.0:
+            _set_rate(w, slot, now_s)
+    for i in range(w.count[N_REMOVED]):
+        _free_slot(w, w.removed[i])
     w.count[N_ADDED] = 0
     w.count[N_REMOVED] = 0
     return OK
 
 
 @kernel
-def _reset(g, w):
-    """Start a row: counters and predecessors; everything else is as the last finished row left it."""
+def _reset(g, c, w):
+    """Start a row: counters, predecessors, capacities; everything else is as the last finished row left it."""
+    for i in range(N_LISTS):
+        w.count[i] = 0
     for i in range(N_COUNTERS):
-        if i not in (STAMP, N_OPENINGS):
-            w.count[i] = 0
+        if i != STAMP:
+            w.counter[i] = 0
     for op in range(len(g.op_kind)):
         w.pred_left[op] = g.pred_count[op]
+    for link in range(len(g.link_capacity)):
+        w.link[link]["capacity"] = c.capacity_bytes_per_s[g.link_capacity[link]]
 
 
 @kernel
@@ -251,7 +282,7 @@ def _on_cycle(g, w):
     """Find an op that waits for itself, given that some wait for ever: the predecessors of one that is not ready."""
     n_ops = len(g.op_kind)
     # ``queue`` is free now: for each waiting op, one predecessor that waits too.
-    w.queue[:] = NONE
+    w.queue[:] = NIL
     for op in range(n_ops):
         if w.pred_left[op] > 0:
             for p in range(g.succ_indptr[op], g.succ_indptr[op + 1]):
@@ -266,18 +297,17 @@ def _on_cycle(g, w):
 
 
 @kernel(entry=True)
-def simulate(g, c, w, out_start, out_finish, out_info):
+def simulate(graph, c, w, out_start, out_finish, out_info):
     """Simulate one row of costs through a graph.
 
     Parameters
     ----------
-    g : Graph
+    graph : Graph
     c : Costs
         Finite, non-negative; capacities > 0 (checked by the caller).
     w : Workspace
         Made by `make_workspace` for this graph, and used for none but rows that ended with OK. Afterwards
-        ``w.count`` holds the counters
-        ``N_EVENTS`` (instants), ``N_SOLVES`` and ``N_LINK_VISITS``.
+        ``w.counter`` holds ``N_EVENTS`` (instants), ``N_SOLVES`` and ``N_LINK_VISITS``.
     out_start, out_finish : ndarrays of float64, shape (n_ops,)
         Seconds. A flow starts when its predecessors have ended: its latency is part of its interval.
     out_info : ndarray of int64, shape (2,)
@@ -288,49 +318,54 @@ def simulate(g, c, w, out_start, out_finish, out_info):
     status : int
         OK, ERR_CYCLE, ERR_NO_PROGRESS, ERR_NOT_FINITE.
     """
+    g = unsigned(graph)
     n_ops = len(g.op_kind)
-    _reset(g, w)
+    _reset(g, c, w)
     now_s = 0.0
     for op in range(n_ops):
         if w.pred_left[op] == 0:
-            _make_ready(g, c, w, op, now_s, out_start)
+            _make_ready(g, c, w, np.uint32(op), now_s, out_start)
     # Every instant takes at least one event; a compute op has one, a flow two.
     for _ in range(2 * n_ops + 1):
         _settle(g, c, w, now_s, out_start, out_finish)
         if w.count[N_ADDED] > 0 or w.count[N_REMOVED] > 0:
-            status = _update_rates(g, c, w, now_s, out_info)
+            status = _update_rates(w, now_s)
             if status != OK:
+                out_info[0] = w.slot[w.affected[0]]["op"]
                 return status
-        if w.count[HEAP_N] == 0:
+        if w.count[N_HEAP] == 0:
             break
-        now_s = max(now_s, w.heap_key_s[0])
+        now_s = max(now_s, next_event_s(w))
         if not np.isfinite(now_s):
-            out_info[0] = w.heap[0]
+            out_info[0] = w.slot[w.heap[0]["slot"]]["op"]
             return ERR_NOT_FINITE
-        w.count[N_EVENTS] += 1
-        _take_instant(g, c, w, now_s)
-    if w.count[HEAP_N] > 0:
-        out_info[0] = w.heap[0]
+        w.counter[N_EVENTS] += 1
+        _take_instant(w, now_s)
+    if w.count[N_HEAP] > 0:
+        out_info[0] = w.slot[w.heap[0]["slot"]]["op"]
         return ERR_NO_PROGRESS
-    if w.count[N_DONE] < n_ops:
+    if w.counter[N_DONE] < n_ops:
         out_info[0] = _on_cycle(g, w)
         return ERR_CYCLE
     return OK
 
 
 @kernel
-def _take_instant(g, c, w, now_s):
+def _take_instant(w, now_s):
     """Take the events of this instant: computes and transfers end, latencies turn into transfers."""
-    # ``affected`` is free between rate updates and serves as the list of due ops.
+    # ``affected`` is free between rate updates and serves as the list of due slots.
     n_due = take_due(w, now_s * (1.0 + INSTANT_RTOL), w.affected)
     for i in range(n_due):
-        op = w.affected[i]
-        if g.op_kind[op] == FLOW and w.op_real[op, SINCE_S] == WAITING:
-            w.op_real[op, SINCE_S] = now_s
-            _activate_or_end(g, c, w, op)
-            continue
-        if g.op_kind[op] == FLOW:
-            unlink_flow(g, w, op)
-            w.removed[w.count[N_REMOVED]] = op
+        slot = w.affected[i]
+        f = w.slot[slot]
+        if f["since_s"] == WAITING:
+            f["since_s"] = now_s
+            _activate_or_end(w, slot)
+        elif f["since_s"] == COMPUTING:
+            _push_ended(w, f["op"])
+            _free_slot(w, slot)
+        else:
+            unlink_flow(w, slot)
+            w.removed[w.count[N_REMOVED]] = slot
             w.count[N_REMOVED] += 1
-        _push_ended(w, op)
+            _push_ended(w, f["op"])

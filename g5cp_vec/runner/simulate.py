@@ -84,7 +84,7 @@ def _simulate_chain(chain: Chain, costs: CostRows, row: int) -> tuple[NDArray[np
     graph = chain.graph
     n_ops = len(graph.op_kind)
     start_s, finish_s, info = np.full(n_ops, np.nan), np.full(n_ops, np.nan), np.zeros(2, np.int64)
-    workspace = make_workspace(n_ops, len(graph.chip_indptr) - 1, len(graph.link_capacity), len(graph.route_indices))
+    workspace = make_workspace(graph)
     c = Costs(costs.duration_s[row], costs.bytes[row].astype(np.float64), costs.latency_s[row], costs.capacity[row])
     raise_for_status(simulate(graph, c, workspace, start_s, finish_s, info), info, "simulation")
     return start_s, finish_s

@@ -241,6 +241,6 @@ def replay_workload(workload: str | Path | Mapping[str, Any]) -> Replay:
         source = "<mapping>"
     n_ops = len(graph.op_kind)
     start, finish, info = np.zeros(n_ops), np.zeros(n_ops), np.zeros(2, np.int64)
-    workspace = make_workspace(n_ops, len(graph.chip_indptr) - 1, len(graph.link_capacity), len(graph.route_indices))
+    workspace = make_workspace(graph)
     raise_for_status(simulate(graph, costs, workspace, start, finish, info), info, source)
     return Replay(float(finish.max(initial=0.0)), start, finish)

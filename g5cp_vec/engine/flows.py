@@ -1,0 +1,115 @@
+"""The flows under way: which cross a link, what they use of it, and which of them it bounds.
+
+Every link has two doubly linked lists, so that a flow comes and goes in a time proportional to its route: the flows
+that cross it, chained through their hops, and its *mates*, the flows whose bottleneck it is.
+"""
+
+from __future__ import annotations
+
+from g5cp_vec.engine._jit import kernel
+from g5cp_vec.engine.arrays import NIL
+
+# The sum of a link's rates is kept by adding and subtracting; it is made anew after so many changes, so that
+# roundings do not pile up.
+MAX_UPDATES = 256
+
+
+@kernel
+def _link_mate(w, slot, link):
+    """Enter ``slot`` in the list of flows whose bottleneck is ``link``."""
+    f, b = w.slot[slot], w.link[link]
+    head = b["mate_head"]
+    f["bottleneck"] = link
+    f["mate_next"] = head
+    f["mate_prev"] = NIL
+    if head != NIL:
+        w.slot[head]["mate_prev"] = slot
+    b["mate_head"] = slot
+
+
+@kernel
+def _unlink_mate(w, slot):
+    f = w.slot[slot]
+    after, before = f["mate_next"], f["mate_prev"]
+    if before == NIL:
+        w.link[f["bottleneck"]]["mate_head"] = after
+    else:
+        w.slot[before]["mate_next"] = after
+    if after != NIL:
+        w.slot[after]["mate_prev"] = before
+
+
+@kernel
+def link_flow(w, slot):
+    """Enter a flow, still at rate 0, in the lists of the links it crosses."""
+    f = w.slot[slot]
+    f["rate"] = 0.0
+    f["new_rate"] = 0.0
+    f["bottleneck"] = NIL
+    for p in range(f["first"], f["first"] + f["n_hops"]):
+        hop = w.hop[p]
+        b = w.link[hop["link"]]
+        head = b["head"]
+        hop["next"] = head
+        hop["prev"] = NIL
+        if head != NIL:
+            w.hop[head]["prev"] = p
+        b["head"] = p
+
+
+@kernel
+def unlink_flow(w, slot):
+    """Take a flow out of the lists of the links it crosses, and its rate out of their sums."""
+    f = w.slot[slot]
+    _unlink_mate(w, slot)
+    w.link[f["bottleneck"]]["n_mates"] -= 1
+    for p in range(f["first"], f["first"] + f["n_hops"]):
+        hop = w.hop[p]
+        b = w.link[hop["link"]]
+        after, before = hop["next"], hop["prev"]
+        if before == NIL:
+            b["head"] = after
+        else:
+            w.hop[before]["next"] = after
+        if after != NIL:
+            w.hop[after]["prev"] = before
+        if b["head"] == NIL:
+            b["used"] = 0.0
+            b["n_updates"] = 0
+        else:
+            b["used"] -= hop["count"] * f["rate"]
+            b["n_updates"] += 1
+
+
+@kernel
+def commit_rate(w, slot):
+    """Make the new rate and bottleneck of a flow its rate and bottleneck; it leaves the affected set."""
+    f = w.slot[slot]
+    change = f["new_rate"] - f["rate"]
+    link = f["new_bottleneck"]
+    if f["bottleneck"] != link:
+        if f["bottleneck"] != NIL:
+            _unlink_mate(w, slot)
+        _link_mate(w, slot, link)
+    b = w.link[link]
+    b["n_mates"] += 1
+    b["level"] = f["new_rate"]
+    f["rate"] = f["new_rate"]
+    f["new_rate"] = 0.0
+    if change != 0.0:
+        for p in range(f["first"], f["first"] + f["n_hops"]):
+            b = w.link[w.hop[p]["link"]]
+            b["used"] += w.hop[p]["count"] * change
+            b["n_updates"] += 1
+
+
+@kernel
+def refresh_used(w, link):
+    """Sum the rates of a link's flows anew."""
+    used = 0.0
+    p = w.link[link]["head"]
+    while p != NIL:
+        used += w.hop[p]["count"] * w.slot[w.hop[p]["slot"]]["rate"]
+        p = w.hop[p]["next"]
+    w.link[link]["used"] = used
+    w.link[link]["n_updates"] = 0
