@@ -39,7 +39,8 @@ def measures(workload, ends, roles):
     tags = Tags(role, *by_chip(0), *by_chip(1), bool(role.any()), np.zeros((0, 4), np.int64))
     out, events, status = np.zeros((1, 7)), np.zeros(1, np.int64), np.zeros((1, 2), np.int64)
     row = Costs(*(column[None] for column in costs))
-    run_rows(graph, tags, *row, 0, 1, out, events, status)
+    no_times, no_windows = np.zeros((0, 2, len(role))), np.zeros((0, 0, 2))
+    run_rows(graph, tags, *row, 0, 1, out, events, status, no_times, no_windows)
     assert status[0, 0] == 0
     return out[0]
 

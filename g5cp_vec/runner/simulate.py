@@ -10,13 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.cost.rows import CostRows
-from g5cp_vec.engine.arrays import Costs, Graph, make_workspace
+from g5cp_vec.engine.arrays import Graph
 from g5cp_vec.engine.batch import NOT_PERIODIC, run_rows
-from g5cp_vec.engine.fold import is_periodic
 from g5cp_vec.engine.measure import N_MEASURES, Tags
-from g5cp_vec.engine.schedule import simulate
 from g5cp_vec.runner.status import raise_for_status
-from g5cp_vec.runner.template import Chain, Template
+from g5cp_vec.runner.template import Template
 
 # Ops simulated between two looks at the progress bar and at the keyboard.
 OPS_PER_CALL = 2 * 10**7
@@ -55,47 +53,81 @@ def simulate_rows(
     return done
 
 
-def _run_chain(
-    graph: Graph, tags: Tags, costs: CostRows, rows: NDArray[np.int64], jobs: int, done: Simulated
-) -> NDArray[np.int64]:
-    """Run some rows on one chain; return their statuses, shape (n_rows, 2)."""
-    measures, n_events = np.zeros((len(rows), N_MEASURES)), np.zeros(len(rows), np.int64)
-    status = np.zeros((len(rows), 2), np.int64)
-    tables = (costs.duration_s[rows], costs.bytes[rows].astype(np.float64), costs.latency_s[rows], costs.capacity[rows])
-    n_workers = min(jobs, len(rows))
+class Times(NamedTuple):
+    """Start and end of every op of every row (n_rows, 2, n_ops), and the window of every run (n_rows, n_runs, 2)."""
+
+    times_s: NDArray[np.float64]
+    windows_s: NDArray[np.float64]
+
+
+def run_graph(
+    graph: Graph, tags: Tags, tables: tuple[NDArray[np.float64], ...], jobs: int = 1, *, keep_times: bool = False
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], Times]:
+    """Run rows of costs through one graph: the only call of the kernel.
+
+    Parameters
+    ----------
+    tables : tuple of ndarrays of float64
+        Columns of `Costs`, each of shape (n_rows, number of ids).
+    keep_times : bool
+        Whether the times of every op are wanted, instead of measures.
+
+    Returns
+    -------
+    measures : ndarray of float64, shape (n_rows, N_MEASURES)
+        Zeros when times are kept.
+    n_events : ndarray of int64, shape (n_rows,)
+    status : ndarray of int64, shape (n_rows, 2)
+        OK, NOT_PERIODIC or an engine failure, and the op that failed.
+    times : Times
+        Of no rows when they are not wanted.
+    """
+    n_rows = len(tables[0])
+    measures, n_events = np.zeros((n_rows, N_MEASURES)), np.zeros(n_rows, np.int64)
+    status = np.zeros((n_rows, 2), np.int64)
+    n_kept = n_rows if keep_times else 0
+    times = Times(np.zeros((n_kept, 2, len(graph.op_kind))), np.zeros((n_kept, len(tags.runs), 2)))
+    n_workers = min(jobs, n_rows)
 
     def work(worker: int) -> None:
-        run_rows(graph, tags, *tables, worker, n_workers, measures, n_events, status)
+        run_rows(graph, tags, *tables, worker, n_workers, measures, n_events, status, *times)
 
     if n_workers == 1:
         work(0)
     else:
         with ThreadPoolExecutor(n_workers) as pool:  # the kernel releases the GIL
             list(pool.map(work, range(n_workers)))
+    return measures, n_events, status, times
+
+
+def _tables(costs: CostRows, rows: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
+    return costs.duration_s[rows], costs.bytes[rows].astype(np.float64), costs.latency_s[rows], costs.capacity[rows]
+
+
+def _raise_for_rows(status: NDArray[np.int64]) -> None:
     failed = np.flatnonzero(status[:, 0] > 0)
     if len(failed):
         raise_for_status(int(status[failed[0], 0]), status[failed[0], 1:], "simulation")
+
+
+def _run_chain(
+    graph: Graph, tags: Tags, costs: CostRows, rows: NDArray[np.int64], jobs: int, done: Simulated
+) -> NDArray[np.int64]:
+    """Run some rows on one chain; return their statuses, shape (n_rows, 2)."""
+    measures, n_events, status, _ = run_graph(graph, tags, _tables(costs, rows), jobs)
+    _raise_for_rows(status)
     done.measures[rows] = measures
     done.n_events[rows] = n_events
     return status
-
-
-def _simulate_chain(chain: Chain, costs: CostRows, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    graph = chain.graph
-    n_ops = len(graph.op_kind)
-    start_s, finish_s, info = np.full(n_ops, np.nan), np.full(n_ops, np.nan), np.zeros(2, np.int64)
-    workspace = make_workspace(graph)
-    c = Costs(costs.duration_s[row], costs.bytes[row].astype(np.float64), costs.latency_s[row], costs.capacity[row])
-    raise_for_status(simulate(graph, c, workspace, start_s, finish_s, info), info, "simulation")
-    return start_s, finish_s
 
 
 def simulate_point(template: Template, costs: CostRows, row: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return start and end of every op of the whole graph for one row (s), however little of it was simulated."""
     for fold in template.folds():
         chain = template.chain(fold)
-        times = _simulate_chain(chain, costs, row)
-        windows_s = np.zeros((len(chain.tags.runs), 2))
-        if all(is_periodic(*times, run, windows_s[i]) for i, run in enumerate(chain.tags.runs)):
+        _, _, status, times = run_graph(chain.graph, chain.tags, _tables(costs, np.array([row])), keep_times=True)
+        _raise_for_rows(status)
+        if status[0, 0] != NOT_PERIODIC:
             break
-    return template.expand(chain, times[0], windows_s), template.expand(chain, times[1], windows_s)
+    start_s, finish_s = times.times_s[0]
+    return template.expand(chain, start_s, times.windows_s[0]), template.expand(chain, finish_s, times.windows_s[0])

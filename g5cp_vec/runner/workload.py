@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from g5cp_vec.engine.arrays import COMPUTE, FLOW, Costs, Graph, make_workspace
+from g5cp_vec.engine.arrays import COMPUTE, FLOW, Costs, Graph
 from g5cp_vec.engine.csr import count_predecessors, drop_repeated, group_by, order_chips
-from g5cp_vec.engine.schedule import simulate
+from g5cp_vec.engine.measure import Tags
 from g5cp_vec.errors import ConfigError
+from g5cp_vec.runner.simulate import run_graph
 from g5cp_vec.runner.status import raise_for_status
 from g5cp_vec.runner.warm import warm
 
@@ -239,8 +240,11 @@ def replay_workload(workload: str | Path | Mapping[str, Any]) -> Replay:
     else:
         graph, costs = compile_workload(workload)
         source = "<mapping>"
-    n_ops = len(graph.op_kind)
-    start, finish, info = np.zeros(n_ops), np.zeros(n_ops), np.zeros(2, np.int64)
-    workspace = make_workspace(graph)
-    raise_for_status(simulate(graph, costs, workspace, start, finish, info), info, source)
+    n_ops, n_chips = len(graph.op_kind), len(graph.chip_indptr) - 1
+    # A workload does not say which chips its flows join, and repeats nothing that could be left out.
+    nowhere = np.zeros(n_chips + 1, np.int64), np.zeros(0, np.int32)
+    tags = Tags(np.zeros(n_ops, np.int8), *nowhere, *nowhere, False, np.zeros((0, 4), np.int64))
+    _, _, status, times = run_graph(graph, tags, tuple(column[None] for column in costs), keep_times=True)
+    raise_for_status(int(status[0, 0]), status[0, 1:], source)
+    start, finish = times.times_s[0]
     return Replay(float(finish.max(initial=0.0)), start, finish)
