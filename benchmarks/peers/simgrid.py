@@ -12,6 +12,8 @@ from typing import NamedTuple
 SOURCE = Path(__file__).with_name("simgrid_replay.cpp")
 # SimGrid recomputes what changed (Lazy) or everything (Full); a compute is an activity, or a mere timer.
 VARIANTS = [(computes, update) for computes in ("exec", "timer") for update in ("Lazy", "Full")]
+# What a program in C++ that follows the manual does: an activity for every op, and the default update.
+PLAIN = ("exec", "Lazy")
 
 
 class Unavailable(Exception):
