@@ -96,7 +96,8 @@ def test_chip_units_and_peaks():
     assert [chip.peak(dtype) for dtype in ("bf16", "fp8", "fp16", "fp4")] == [989e12, 1978e12, 989e12, 989e12]
     assert load_chip("b200-sxm").peak("fp4") == 9e15
     assert load_chip("sg2262").hbm_bytes == 128 * 10**9
-    assert chip.calibrated is False
+    assert chip.calibrated is True
+    assert load_chip("sg2262").calibrated is False
     assert (chip.efficiency.gemm, chip.efficiency.attention, chip.efficiency.memory) == (0.7, 0.6, 0.8)
 
 
@@ -204,7 +205,11 @@ HOSTILE = {
     "peak no table": (load_chip, CHIP + "peak_tflops = 3", "peak_tflops: expected a table"),
     "peak without bf16": (load_chip, CHIP + "peak_tflops.fp8 = 3", "peak_tflops.bf16: missing"),
     "peak of nothing": (load_chip, CHIP + "peak_tflops.bf16 = 3\npeak_tflops.fp9 = 3", "peak_tflops.fp9: expected"),
-    "calibration": (load_chip, CHIP + "peak_tflops.bf16 = 3\n[calibration]", "calibration: unknown key"),
+    "calibration": (
+        load_chip,
+        CHIP + 'peak_tflops.bf16 = 3\n[calibration]\nsource = "me"\nfitted = "today"\ntables = []\nsurface = 3',
+        "calibration.surface: expected",
+    ),
     "fraction": (
         load_chip,
         CHIP + "usable_memory_fraction = 1.5\npeak_tflops.bf16 = 3",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from g5cp_vec import __version__
-from g5cp_vec.cli import accuracy, check, kv_layout, list_presets, replay, run, sweep, validate
+from g5cp_vec.cli import accuracy, calibrate, check, kv_layout, list_presets, replay, run, sweep, validate
 from g5cp_vec.cli._seam import ErrorSeam
 
 
@@ -25,5 +25,5 @@ def main() -> None:
     """
 
 
-for _module in (sweep, run, check, replay, validate, accuracy, kv_layout, list_presets):
+for _module in (sweep, run, check, replay, validate, accuracy, calibrate, kv_layout, list_presets):
     main.add_command(_module.command)

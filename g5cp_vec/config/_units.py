@@ -31,9 +31,11 @@ def written_key(name: str) -> str:
 
 
 def _scaled(value: Any, key: str, numerator: float, denominator: float) -> Any:
-    """Scale a number or a table of numbers; anything else is left for the schema to refuse."""
+    """Scale a number, or a table or list of numbers; anything else is left for the schema to refuse."""
     if isinstance(value, Mapping):
         return {name: _scaled(entry, key, numerator, denominator) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_scaled(entry, key, numerator, denominator) for entry in value]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     try:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict, TypeAdapter, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, field_serializer, field_validator, model_validator
 
 from g5cp_vec.config._files import anchored_runtime, describe, locate, read_record
 from g5cp_vec.config._record import Count, Fraction, Frozen, Positive, Record
 from g5cp_vec.config._yaml import is_yaml
+from g5cp_vec.config.calibration import Calibration
 from g5cp_vec.config.dtypes import Dtype
 from g5cp_vec.config.grouped_chip import read_grouped_chip
 
@@ -81,8 +82,8 @@ class Chip(Record):
     peak_flops : tuple of (str, float)
         Dense peak rate (flop/s) by element type, sorted by type; a mapping is accepted and frozen.
     efficiency : Efficiency
-    calibrated : bool
-        Whether `efficiency` was fitted to measurements.
+    calibration : Calibration or None
+        Measured durations of kernels; `efficiency` prices what it lacks.
     runtime : str or None
         Runtime to assume where neither the grid nor the topology names one.
     """
@@ -93,11 +94,17 @@ class Chip(Record):
     peak_flops: tuple[tuple[Dtype, Positive], ...]
     efficiency: Efficiency = Efficiency()
     runtime: str | None = None
+    calibration: Calibration | None = None
 
     @property
     def calibrated(self) -> bool:
-        """Whether the efficiencies were fitted to measurements."""
-        return self.efficiency.source is not None
+        """Whether kernels of this chip were measured, or its efficiencies fitted to measurements."""
+        return self.calibration is not None or self.efficiency.source is not None
+
+    @field_serializer("calibration", when_used="json")
+    def _digest_calibration(self, value: Calibration | None) -> str | None:
+        """Thousands of numbers are named by their hash, in manifests and fingerprints."""
+        return None if value is None else value.fingerprint
 
     @field_validator("peak_flops", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Durations of compute ops: each part at the slower of its arithmetic and its memory traffic."""
+"""Durations of compute ops: as measured where the chip is calibrated, else each part at its roofline."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from typing import Any
 import numpy as np
 
 from g5cp_vec.config.deployment import Deployment
+from g5cp_vec.cost.calibration import price_part
 from g5cp_vec.cost.parts import AttentionShape, Part
 
 
 def part_seconds(dep: Deployment, part: Part) -> Any:
+    """Return the duration of one part in seconds (float or array).
+
+    The chip's calibration decides (:mod:`g5cp_vec.cost.calibration`); what it has nothing for takes
+    max(flops / (peak * e), bytes / (bandwidth * e)) under the chip's ``efficiency``.
+    """
+    price = price_part(dep.chip, dep.model.hidden, part)
+    return roofline_seconds(dep, part) if price is None else price.seconds
+
+
+def roofline_seconds(dep: Deployment, part: Part) -> Any:
     """Return max(flops / (peak * e), bytes / (bandwidth * e)) in seconds (float or array)."""
     chip = dep.chip
     memory_s = part.bytes / (chip.hbm_bandwidth_bytes_per_s * chip.efficiency.memory)

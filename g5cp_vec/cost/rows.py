@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.config.deployment import Deployment
+from g5cp_vec.cost.calibration import price_part
 from g5cp_vec.cost.fixed import extra_seconds, fixed_seconds, slowed, transfer_latencies
 from g5cp_vec.cost.flops import edge_parts, layer_parts
 from g5cp_vec.cost.messages import message_bytes
@@ -62,6 +63,44 @@ def fixed_rows(dep: Deployment, keys: CostKeys, load: Load, n_points: int) -> ND
         computed = split_rate(key)[0]
         seconds[:, column] = fixed_seconds(dep, load, parts.get(computed, []), computed)
     return seconds
+
+
+class Coverage(NamedTuple):
+    """How far the chip's calibration carries the points of a deployment.
+
+    Attributes
+    ----------
+    uncalibrated : tuple of str
+        Compute ops with a part that nothing was measured for, sorted.
+    extrapolated : ndarray of float64, shape (n_points,)
+        Largest ratio by which a size of an op lies outside the measured ones, 1 inside, over the ops that take at least
+        ``SMALL_SHARE`` of one layer of each kind and the edges together.
+    """
+
+    uncalibrated: tuple[str, ...]
+    extrapolated: NDArray[np.float64]
+
+
+# Shapes of parts that hardly matter (a router's few columns) are not worth a warning.
+SMALL_SHARE = 0.01
+
+
+def coverage(dep: Deployment, load: Load, n_points: int) -> Coverage:
+    """Say which ops of a deployment are priced by measurements, and how far outside them."""
+    seconds, factors = [], []
+    uncalibrated = set()
+    for (name, _), parts in parts_by_key(dep, load).items():
+        for part in parts:
+            price = price_part(dep.chip, dep.model.hidden, part)
+            if price is None:
+                uncalibrated.add(name)
+            else:
+                seconds.append(np.broadcast_to(price.seconds, (n_points,)))
+                factors.append(np.broadcast_to(price.extrapolated, (n_points,)))
+    if not seconds:
+        return Coverage(tuple(sorted(uncalibrated)), np.ones(n_points))
+    matters = np.array(seconds) >= SMALL_SHARE * np.sum(seconds, axis=0)
+    return Coverage(tuple(sorted(uncalibrated)), np.where(matters, factors, 1.0).max(axis=0))
 
 
 def cost_rows(dep: Deployment, keys: CostKeys, network: Network, load: Load, n_points: int) -> CostRows:

@@ -91,6 +91,7 @@ class LocalRunner:
         return {
             **self._identity(s),
             **results.memory_columns(dep, point, passes),
+            **results.calibration_columns(dep, passes),
             **results.step_columns(dep, point, passes, step_s),
         }
 

@@ -13,6 +13,7 @@ from g5cp_vec import __version__
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.cost.math_path import MathTimes
 from g5cp_vec.cost.model_flops import model_flops
+from g5cp_vec.cost.rows import coverage
 from g5cp_vec.engine import measure
 from g5cp_vec.errors import SimulationError
 from g5cp_vec.mapping.load import build_load
@@ -73,8 +74,22 @@ def memory_columns(dep: Deployment, point: Point, passes: Passes) -> Columns:
         "fits": fits,
         "max_seq_len": longest,
         "status": np.where(fits, "ok", "oom").tolist(),
-        "calibrated": np.full(len(fits), dep.chip.calibrated),
     }
+
+
+def calibration_columns(dep: Deployment, passes: Passes) -> Columns:
+    """Whether every compute of a point is priced by measurements, which are not, and how far outside them it is."""
+    n_points = len(passes.first)
+    if dep.chip.calibration is None:
+        return {"calibrated": np.full(n_points, dep.chip.calibrated)}
+    covered = coverage(dep, build_load(dep, *passes.load), len(passes.seq_len))
+    columns: Columns = {
+        "calibrated": np.full(n_points, not covered.uncalibrated),
+        "extrapolated": passes.max(covered.extrapolated),
+    }
+    if covered.uncalibrated:
+        columns["uncalibrated_parts"] = [", ".join(covered.uncalibrated)] * n_points
+    return columns
 
 
 def step_columns(dep: Deployment, point: Point, passes: Passes, step_s: NDArray[np.float64]) -> Columns:

@@ -36,6 +36,6 @@ KPIS = (
     "lost_ops", "lost_bytes", "lost_kv_blocks", "lost_flops", "order_violations", "capacity_violations",
 )  # fmt: skip
 
-TAIL = {"calibrated": _FLAG, "g5cp_version": _TEXT}
+TAIL = {"calibrated": _FLAG, "uncalibrated_parts": _TEXT, "extrapolated": _REAL, "g5cp_version": _TEXT}
 
 SCHEMA: dict[str, type[pl.DataType]] = {**HEAD, **KEY_TYPES, **RESULTS, **dict.fromkeys(KPIS, _INT), **TAIL}

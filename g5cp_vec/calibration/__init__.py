@@ -1,0 +1,1 @@
+"""From measured kernels to a chip's calibration: reading tables, fitting surfaces, judging predictions."""
