@@ -13,11 +13,7 @@ from g5cp_vec.config._files import preset_names
 from g5cp_vec.config.chip import Chip, load_chip
 
 _PEERS = {
-    "a100_sxm": ({"bf16": 312e12}, 2.039e12),
-    "b300_sxm": ({"bf16": 2250e12, "fp8": 4500e12, "fp4": 13500e12}, 8.0e12),
     "b60": ({"bf16": 98e12}, 0.456e12),
-    "gb200": ({"bf16": 2500e12, "fp8": 5000e12, "fp4": 10000e12}, 8.0e12),
-    "gb300": ({"bf16": 2500e12, "fp8": 5000e12, "fp4": 15000e12}, 8.0e12),
     "l40s": ({"bf16": 362e12, "fp8": 733e12}, 0.864e12),
 }
 

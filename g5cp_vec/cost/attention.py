@@ -186,6 +186,7 @@ def _core(
         d_v=d_v,
         latent=absorbed,
         kv_dtype=dep.kv_dtype if absorbed or dep.phase == "decode" else dep.activation_dtype,
+        chosen=a.span == "sparse",
     )
     flops = batch * heads * (d_qk + d_v) * doubled
     return Part("attention", "attention", flops, key_bytes + vectors, dep.activation_dtype, shape)

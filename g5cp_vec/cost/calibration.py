@@ -206,13 +206,15 @@ def place_part(calibration: Calibration, hidden: int, part: Part) -> Place | Non
 
     Decode: batch and key/value heads are one axis, as they are independent streams; a shard's tokens are its length.
 
+    Keys that each query chooses, scores of an indexer, latents in prefill and linear attention were not measured.
+
     One product per head (the absorbed halves of kv_b_proj) is taken as one product with all heads' columns: the same
     FLOPs and weights. Experts' products share the duration of the whole measured expert network by their FLOPs.
     """
     shape = part.shape
     if isinstance(shape, GemmShape):
         return _place_gemm(calibration, hidden, part, shape)
-    if isinstance(shape, AttentionShape):
+    if isinstance(shape, AttentionShape) and part.flop_class == "attention":
         return _place_attention(calibration, part, shape)
     return None
 
@@ -233,10 +235,13 @@ def _place_gemm(calibration: Calibration, hidden: int, part: Part, shape: GemmSh
 
 
 def _place_attention(calibration: Calibration, part: Part, shape: AttentionShape) -> Place | None:
+    if shape.chosen or (shape.latent and shape.phase == "prefill"):
+        return None
     if shape.phase == "prefill":
         kind = "attention_prefill" if shape.d_qk == shape.d_v else "mla_prefill"
         surface = calibration.defaults.get((kind, part.dtype))
-        length = 2 * shape.pairs / shape.q_tokens
+        # Without a pair there is nothing to do; see price_part.
+        length = np.maximum(2 * shape.pairs / shape.q_tokens, 1.0)
         coordinates: tuple[Any, ...] = (length, wide(shape.batch) * shape.heads * shape.q_tokens / length)
     elif shape.latent:
         surface = calibration.defaults.get(("mla_decode", shape.kv_dtype))
@@ -254,7 +259,7 @@ def _place_attention(calibration: Calibration, part: Part, shape: AttentionShape
 
 
 def _ratio(asked: float, measured: float) -> float:
-    return max(asked / measured, measured / asked)
+    return max(asked / measured, measured / asked) if asked else 1.0
 
 
 def price_part(chip: Chip, hidden: int, part: Part) -> Price | None:
@@ -278,7 +283,8 @@ def price_part(chip: Chip, hidden: int, part: Part) -> Price | None:
     factor = extrapolation(place.surface, place.coordinates)
     for ratio in place.ratios:
         factor = np.maximum(factor, ratio)
-    return Price(np.maximum(seconds, bound_s), factor)
+    # A rank that nothing is left for (a window that needs no other rank's keys) launches nothing.
+    return Price(np.where(part.flops == 0, bound_s, np.maximum(seconds, bound_s)), factor)
 
 
 def constants_of(kind: str, **values: float) -> tuple[tuple[str, float], ...]:

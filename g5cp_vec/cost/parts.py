@@ -35,6 +35,8 @@ class AttentionShape:
         Whether keys and values are one latent per token that all heads share (absorbed MLA).
     kv_dtype : str
         Element type that keys and values are read in.
+    chosen : bool
+        Whether each query attends keys of its own choice, gathered from anywhere (sparse attention).
     """
 
     phase: str
@@ -48,6 +50,7 @@ class AttentionShape:
     d_v: int
     latent: bool
     kv_dtype: str
+    chosen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
