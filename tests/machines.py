@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from g5cp_vec.config.tiers import FatTree, Tiered
 from g5cp_vec.config.topology import Degrade, FullMesh, Graph, Hgx, Ring, Switch, Topology, Torus
+
+# Presets without their calibration: durations are rooflines, as twins and formulas of tests compute them.
+_CHIPS = Path(__file__).parent / "data" / "chips"
+PLAIN_H100, PLAIN_H200, PLAIN_B200 = (str(_CHIPS / f"{name}-plain.toml") for name in ("h100", "h200", "b200"))
 
 
 def switch(bandwidth: float = 1.0, latency_s: float = 0.0) -> Switch:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import naive
 import numpy as np
 import pytest
+from machines import PLAIN_H200
 from test_acceptance_tools import (
     DENSE,
     EXPERTS,
@@ -178,7 +179,7 @@ def test_cp1_degenerate_times_and_memory(tmp_path, case, phase):
     (tmp_path / "net.toml").write_text(HGX.format(node) if node else SWITCH)
     (tmp_path / "slow.toml").write_text("prefill_op_overhead_us = 3.0\ndecode_op_overhead_us = 1.0\n")
     fixed = dict(
-        **keys_of(case, phase), model=write_model(tmp_path, model), chip="h200-sxm",
+        **keys_of(case, phase), model=write_model(tmp_path, model), chip=PLAIN_H200,
         topology=str(tmp_path / "net.toml"), runtime=str(tmp_path / "slow.toml"),
         seq_len=SEQ_LEN, batch=BATCH, cached_tokens=CACHED if phase == "prefill" else 0,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from machines import PLAIN_H200
 from test_acceptance_tools import MHA, MLA, small_model, sweep_rows, write_model
 
 SWITCH = 'kind = "switch"\nchip_bandwidth_gbytes_per_s = {}\nlatency_us = {}\n'
@@ -15,7 +16,7 @@ EXACT = ("status", "weight_bytes", "kv_bytes", "activation_bytes", "buffer_bytes
 
 def assert_math_equals_simulation(fixed, **axes):
     """Every pair of rows that differ in the path only; return the number of pairs."""
-    rows = sweep_rows({"chip": "h200-sxm", "cp": 1, **fixed}, path=["g5", "math"], **axes)
+    rows = sweep_rows({"chip": PLAIN_H200, "cp": 1, **fixed}, path=["g5", "math"], **axes)
     half = len(rows) // 2
     for simulated, closed in zip(rows[:half], rows[half:], strict=True):
         assert (simulated["path"], closed["path"]) == ("g5", "math")
@@ -70,7 +71,7 @@ def test_math_equals_simulation_of_small_and_odd_cases(tmp_path, attention):
 def test_math_pays_for_what_an_expert_model_hides():
     """With experts the shared expert overlaps the dispatch: the closed form is an upper bound, not an equality."""
     rows = sweep_rows(
-        {"chip": "h200-sxm", "cp": 1, "model": "deepseek-v3-671b", "topology": "flat-450", "n_chips": 16, "tp": 2,
+        {"chip": PLAIN_H200, "cp": 1, "model": "deepseek-v3-671b", "topology": "flat-450", "n_chips": 16, "tp": 2,
          "ep": 16, "phase": "prefill", "seq_len": "32K"},
         path=["g5", "math"],
     )  # fmt: skip
@@ -86,7 +87,7 @@ def test_math_by_hand(tmp_path):
     # op is bound by memory here (the largest product has 100 * 64 * 192 * 2 = 2.5 MFLOP, 4 ns; its bytes take 20 ns).
     model = write_model(tmp_path, small_model(attention=MHA, n_layers=1))
     (_, row) = sweep_rows(
-        {"chip": "h200-sxm", "cp": 1, "model": model, "topology": str(tmp_path / "net.toml"), "n_chips": 2, "tp": 2,
+        {"chip": PLAIN_H200, "cp": 1, "model": model, "topology": str(tmp_path / "net.toml"), "n_chips": 2, "tp": 2,
          "phase": "prefill", "seq_len": 100},
         path=["g5", "math"],
     )  # fmt: skip

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import PLAIN_H200
 from test_acceptance_tools import (
     chosen_costs,
     deploy,
@@ -143,7 +144,7 @@ def test_overlap_effective_in_the_columns_of_a_result(tmp_path):
     """ring_s is the closed form of the row's own ring_compute_s and of the bytes over the bandwidth."""
     (tmp_path / "net.toml").write_text('kind = "switch"\nchip_bandwidth_gbytes_per_s = 5.0\nlatency_us = 0.0\n')
     rows = sweep_rows(
-        {"phase": "prefill", "model": "llama-3.1-8b", "chip": "h200-sxm", "topology": str(tmp_path / "net.toml"),
+        {"phase": "prefill", "model": "llama-3.1-8b", "chip": PLAIN_H200, "topology": str(tmp_path / "net.toml"),
          "n_chips": 16, "cp": 16},
         seq_len=["64K", "256K", "512K", "1M", "1536K", "4M"],
     )  # fmt: skip
@@ -178,7 +179,7 @@ def test_overlap_metamorphic(model, tp, topology):
     # In hgx-8 the ring crosses NICs; the default runtime has no overheads. Unsplit heads would hide everything even
     # at the small end: every ring step of MLA reads kv_b_proj, 17 MB of it without tp.
     fixed = {
-        "phase": "prefill", "model": model, "chip": "h200-sxm", "topology": topology, "n_chips": 16 * tp, "cp": 16,
+        "phase": "prefill", "model": model, "chip": PLAIN_H200, "topology": topology, "n_chips": 16 * tp, "cp": 16,
         "tp": tp,
     }  # fmt: skip
     large, small = sweep_rows(fixed, seq_len=["1M", 1024])
@@ -200,7 +201,7 @@ def test_overlap_metamorphic_cannot_tell_a_serialised_graph_apart():
 
 def test_exposure_falls_as_contexts_grow():
     rows = sweep_rows(
-        {"phase": "prefill", "model": "llama-3.1-8b", "chip": "h200-sxm", "topology": "hgx-8", "n_chips": 16, "cp": 16},
+        {"phase": "prefill", "model": "llama-3.1-8b", "chip": PLAIN_H200, "topology": "hgx-8", "n_chips": 16, "cp": 16},
         seq_len=["2K", "8K", "32K", "128K", "512K", "2M"],
     )
     shares = [exposed_share(row) for row in rows]
@@ -270,7 +271,7 @@ def test_contention_shows_in_results_of_presets(tmp_path):
         path = tmp_path / f"net{nics}.toml"
         path.write_text(hgx_toml.format(nics))
         rows.append(one_point(
-            phase="prefill", model="llama-3.1-8b", chip="h200-sxm", topology=str(path), n_chips=16, dp=4, cp=4,
+            phase="prefill", model="llama-3.1-8b", chip=PLAIN_H200, topology=str(path), n_chips=16, dp=4, cp=4,
             rank_order=["dp", "cp", "tp", "pp"], seq_len=4096,
         ))  # fmt: skip
     own, shared = rows

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from machines import PLAIN_H200
 from test_acceptance_tools import (
     DENSE,
     EXPERTS,
@@ -64,7 +65,7 @@ def test_attention_costs_something(attention, phase, cp, seq_len):
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v3-671b"])
 def test_attention_costs_something_in_results(phase, model):
-    fixed = {"phase": phase, "model": model, "chip": "h200-sxm", "topology": "flat-450", "n_chips": 8, "tp": 2}
+    fixed = {"phase": phase, "model": model, "chip": PLAIN_H200, "topology": "flat-450", "n_chips": 8, "tp": 2}
     rows = sweep_rows(fixed, cp=[1, 4], seq_len=[1, 1024, "128K"])
     assert all(0 < row["attention_s"] < row["compute_s"] <= row["step_s"] for row in rows)
     # More context costs more, at equal cp.
@@ -91,7 +92,7 @@ def test_free_attention_would_be_seen():
 
 
 def tpot(model, topology, seq_len, **more):
-    fixed = {"phase": "decode", "model": model, "chip": "h200-sxm", "topology": topology, "n_chips": 8}
+    fixed = {"phase": "decode", "model": model, "chip": PLAIN_H200, "topology": topology, "n_chips": 8}
     return [row["tpot_s"] for row in sweep_rows({**fixed, "seq_len": seq_len, **more}, cp=[1, 2, 4, 8])]
 
 
@@ -118,7 +119,7 @@ def test_tpot_sign_of_latent_attention():
     for seq_len in ("4K", "4M"):
         times[seq_len] = [
             one_point(
-                phase="decode", model="deepseek-v3-671b", chip="h200-sxm", topology="hgx-8", n_chips=8 * cp, tp=8,
+                phase="decode", model="deepseek-v3-671b", chip=PLAIN_H200, topology="hgx-8", n_chips=8 * cp, tp=8,
                 ep=8, cp=cp, seq_len=seq_len,
             )["tpot_s"]
             for cp in (1, 2, 4)
@@ -151,7 +152,7 @@ def test_relabelling_rank_order_on_a_switch_changes_nothing(changes):
 
 def test_relabelling_rank_order_changes_no_column():
     fixed = {
-        "phase": "prefill", "model": "llama-3.1-8b", "chip": "h200-sxm", "topology": "flat-450", "n_chips": 16,
+        "phase": "prefill", "model": "llama-3.1-8b", "chip": PLAIN_H200, "topology": "flat-450", "n_chips": 16,
         "tp": 2, "cp": 2, "pp": 2, "seq_len": "32K",
     }  # fmt: skip
     rows = sweep_rows(fixed, rank_order=[list(o) for o in itertools.permutations(("tp", "cp", "pp", "dp"))][::5])
@@ -269,7 +270,7 @@ def test_every_replica_and_shard_ends_alike_on_a_switch():
 def test_one_point_and_the_graph_agree():
     """What the tests play by hand is what a result reports."""
     fixed = {
-        "phase": "prefill", "model": "llama-3.1-8b", "chip": "h200-sxm", "topology": "flat-450", "n_chips": 8, "tp": 2,
+        "phase": "prefill", "model": "llama-3.1-8b", "chip": PLAIN_H200, "topology": "flat-450", "n_chips": 8, "tp": 2,
         "cp": 4, "seq_len": 10_000,
     }  # fmt: skip
     played = play_point(deploy(model=PRESETS["llama-3.1-8b"], topology=switch(450e9, 2e-6), tp=2, cp=4), 10_000)

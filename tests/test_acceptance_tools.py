@@ -13,7 +13,7 @@ from pathlib import Path
 import naive
 import numpy as np
 import pytest
-from machines import hgx, switch
+from machines import PLAIN_H200, hgx, switch
 
 from g5cp_vec import sweep
 from g5cp_vec.config.chip import load_chip
@@ -29,7 +29,7 @@ from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.structure import Structure, build_structure
 
 PRESETS = {name: load_model(name) for name in ("llama-3.1-8b", "llama-3.1-405b", "qwen3-235b-a22b", "deepseek-v3-671b")}
-H200 = load_chip("h200-sxm")
+H200 = load_chip(PLAIN_H200)
 
 MHA = Attention(kind="gqa", n_heads=8, n_kv_heads=8, head_dim=16)
 GQA = Attention(kind="gqa", n_heads=8, n_kv_heads=2, head_dim=16)

@@ -157,7 +157,7 @@ def test_a_causal_square_is_where_it_was_measured():
 
 @given(st.integers(1, 2**17), st.integers(1, 2**20), st.floats(0.01, 1.0), st.integers(1, 8))
 def test_a_rectangle_keeps_its_rows_and_its_flops(q, kv, kept, batch):
-    pairs = max(1.0, q * kv * kept)
+    pairs = max(q, q * kv * kept)  # a row attends itself
     part = prefill_part(q, kv, pairs, batch=batch)
     place = place_part(H100.calibration, 4096, part)
     length, heads = place.coordinates

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from machines import PLAIN_H200
 from test_acceptance_tools import (
     MHA,
     ancestors,
@@ -68,7 +69,7 @@ def test_an_all_reduce_moves_exactly_its_share(tp, collective, tokens):
 def test_an_all_reduce_in_the_result(collective):
     """Llama-3.1-8B, tp 4, S = 1000: 32 layers * 2 * 2 * 3 chunks of 1000 * 4096 * 2 / 4 bytes."""
     (row,) = sweep_rows(
-        {"phase": "prefill", "model": "llama-3.1-8b", "chip": "h200-sxm", "topology": "flat-450", "n_chips": 4, "tp": 4,
+        {"phase": "prefill", "model": "llama-3.1-8b", "chip": PLAIN_H200, "topology": "flat-450", "n_chips": 4, "tp": 4,
          "cp": 1, "collective": collective, "seq_len": 1000},
     )  # fmt: skip
     assert row["tp_bytes"] == 32 * 2 * 2 * 3 * 1000 * 4096 * 2 // 4
@@ -173,7 +174,7 @@ def test_a_collective_without_its_edges_would_be_seen():
 def test_tp_sp_moves_the_bytes_of_an_all_reduce_and_saves_norms():
     """Reduce-scatter and all-gather are the all-reduce's halves; between them a rank norms a tp-th of the tokens."""
     fixed = {
-        "phase": "prefill", "model": "llama-3.1-8b", "chip": "h200-sxm", "topology": "flat-450", "n_chips": 4, "tp": 4,
+        "phase": "prefill", "model": "llama-3.1-8b", "chip": PLAIN_H200, "topology": "flat-450", "n_chips": 4, "tp": 4,
         "cp": 1, "seq_len": "32K",
     }  # fmt: skip
     plain, split = sweep_rows(fixed, tp_sp=[False, True])

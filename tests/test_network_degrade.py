@@ -9,7 +9,7 @@ import pytest
 from checks import assert_conserved_and_reduced_exactly
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machines import faulty, hgx, switch
+from machines import PLAIN_H200, faulty, hgx, switch
 from test_acceptance_tools import H200, MOE, bytes_of_ops, deploy, one_row, play, priced
 from test_audit import SOUND
 
@@ -302,7 +302,7 @@ def test_a_user_s_fault(tmp_path):
         )
     )
     fixed = {
-        "phase": "prefill", "model": "llama-3.1-8b", "chip": "h200-sxm", "n_chips": 8, "tp": 4, "cp": 1,
+        "phase": "prefill", "model": "llama-3.1-8b", "chip": PLAIN_H200, "n_chips": 8, "tp": 4, "cp": 1,
         "seq_len": 4096,
     }  # fmt: skip
     files = [str(tmp_path / f"{name}.toml") for name in ("sound", "slow")]

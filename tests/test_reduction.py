@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from machines import PLAIN_B200, PLAIN_H100
 
 from g5cp_vec import replay
 from g5cp_vec.config.expansion import VALID
@@ -25,7 +26,7 @@ CHAOS = 1e5
 
 def prepare(**keys):
     """Structure and one row of costs of a point; None when it cannot be deployed."""
-    fixed = {"chip": "h100-sxm", "phase": "prefill", "seq_len": "64K", **keys}
+    fixed = {"chip": PLAIN_H100, "phase": "prefill", "seq_len": "64K", **keys}
     expansion = load_grid({"name": "point", "fixed": fixed}, point=True).expand()
     if expansion.reason_code[0] != VALID:
         return None
@@ -222,7 +223,7 @@ def test_runs(chain, runs):
 def test_what_does_not_repeat_is_simulated_whole():
     # The comm-bound ring over two unequal kinds of link never settles: nothing may be left out of it.
     structure, costs = prepare(
-        model="llama-3.1-405b", topology="nvl72", n_chips=256, tp=8, cp=16, chip="b200-sxm", seq_len="8K"
+        model="llama-3.1-405b", topology="nvl72", n_chips=256, tp=8, cp=16, chip=PLAIN_B200, seq_len="8K"
     )
     reduced = Template(structure, reduced=True)
     simulated = simulate_rows(reduced, costs)

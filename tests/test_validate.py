@@ -10,6 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from commands import invoke
+from machines import PLAIN_H100
 
 from g5cp_vec.analysis.estimate import estimate_sweep
 from g5cp_vec.analysis.validate import validate_sweep
@@ -18,7 +19,7 @@ from g5cp_vec.runner.api import run_sweep
 from g5cp_vec.runner.schema import KPIS
 
 SWEEPS = sorted((Path(__file__).parent.parent / "sweeps").glob("*.toml"))
-FIXED = {"model": "llama-3.1-8b", "chip": "h100-sxm", "topology": "hgx-8", "n_chips": 16, "phase": "prefill"}
+FIXED = {"model": "llama-3.1-8b", "chip": PLAIN_H100, "topology": "hgx-8", "n_chips": 16, "phase": "prefill"}
 # Sequences of 256K keep the ring of each of these busy.
 MASKED = {"name": "m", "fixed": FIXED, "axes": {"cp": [1, 2, 4, 8, 16], "seq_len": ["256K"]}}
 # Between nodes, a block of 64 tokens takes longer to arrive than to attend.

@@ -60,7 +60,9 @@ def _flat(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Return the entries of nested tables, and of lists of tables, under dotted keys."""
     entries: list[tuple[str, Any]] = []
     for key, value in table.items():
-        if isinstance(value, dict):
+        if key == "calibration":  # tables of their own, too long to show
+            entries.append(("calibrated", value["fitted"]))
+        elif isinstance(value, dict):
             entries += _flat(value, f"{prefix}{key}.")
         elif isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
             for place, entry in enumerate(value):
