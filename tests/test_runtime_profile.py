@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import PLAIN_H200
 
 import g5cp_vec
 from g5cp_vec.config.runtime import Runtime, load_runtime
@@ -15,7 +16,7 @@ from g5cp_vec.mapping.collectives import node_members
 from g5cp_vec.runner.schema import KPIS
 
 LAYERS = 32  # of llama-3.1-8b
-BASE = {"model": "llama-3.1-8b", "chip": "h200-sxm", "topology": "flat-450", "phase": "prefill", "tp": 1}
+BASE = {"model": "llama-3.1-8b", "chip": PLAIN_H200, "topology": "flat-450", "phase": "prefill", "tp": 1}
 
 
 @pytest.fixture
