@@ -101,6 +101,7 @@ def test_rows_equal_the_obvious_product(axes, where):
             "dtype": point["dtype"] or grid.objects["model", point["model"]].dtype,
             "prefill_form": "pass_kv" if point["phase"] == "prefill" else None,
             "decode_form": "pass_q" if point["phase"] == "decode" else None,
+            "cp_semantics": None,
         }
         shown["ffn_dtype"] = shown["dtype"]
         shown["kv_dtype"] = point["kv_dtype"] or "bf16"

@@ -119,10 +119,8 @@ WRONG = {
     "phase": ({"phase": "decoding"}, "one of prefill, decode, got 'decoding'; did you mean 'decode'?"),
     "dtype": ({"kv_dtype": "fp9"}, "fixed.kv_dtype: expected one of bf16"),
     "rank_order": ({"rank_order": ["tp", "cp", "pp", "pp"]}, "fixed.rank_order: expected a list with each of tp"),
-    "collective": ({"collective": "best"}, "'best' is not available in this version"),
-    "later prefill form": ({"prefill_form": "allgather_kv"}, "'allgather_kv' is not available in this version"),
-    "later decode form": ({"decode_form": "dcp_a2a"}, "'dcp_a2a' is not available in this version"),
-    "no form": ({"decode_form": "pass_x"}, "fixed.decode_form: expected 'pass_q' or 'pass_q_ring', got 'pass_x'"),
+    "collective": ({"collective": "tree"}, "fixed.collective: expected one of ring, direct, best, got 'tree'"),
+    "no form": ({"decode_form": "pass_x"}, "fixed.decode_form: expected 'pass_q' or 'pass_q_ring' or 'dcp_ag_rs' or"),
 }  # fmt: skip
 
 
@@ -141,7 +139,8 @@ def test_prefill_decode_not_mixed(form):
     (line,) = complaints(grid_table(prefill_form=form))
     assert (
         line
-        == f"<mapping>: fixed.prefill_form: {form!r} is a decode form; prefill distributes attention with 'pass_kv'"
+        == f"<mapping>: fixed.prefill_form: {form!r} is a decode form; prefill distributes attention with 'pass_kv' or "
+        "'allgather_kv' or 'allgather_q'"
     )
 
 
@@ -149,8 +148,8 @@ def test_prefill_decode_not_mixed(form):
 def test_decode_prefill_not_mixed(form):
     (line,) = complaints(grid_table({"decode_form": [form]}))
     assert line == (
-        f"<mapping>: axes.decode_form[0]: {form!r} is a prefill form; "
-        "decode distributes attention with 'pass_q' or 'pass_q_ring'"
+        f"<mapping>: axes.decode_form[0]: {form!r} is a prefill form; decode distributes attention with 'pass_q' or "
+        "'pass_q_ring' or 'dcp_ag_rs' or 'dcp_a2a' or 'dcp_a2a_fp32'"
     )
 
 

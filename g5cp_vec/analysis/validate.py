@@ -1,10 +1,10 @@
 """Checks over the rows of a sweep: monotonicity inside the masked region, conservation, plausibility.
 
-Two prefill points that differ in cp alone (and in dp, which follows) are a pair. A pair is masked when, at both ends,
-the ring hides its communication (ring_s <= 1.01 ring_compute_s; no ring at cp = 1), and, at the larger cp, fixed
-overheads are at most 5 % of the ring's computes and the work outside attention has not grown. TTFT must not rise over
-a masked pair; a scan with pairs of which fewer than 80 % are masked proves nothing and fails. The pairs are one self
-join. Decode has no such law: TPOT may rise or fall with cp.
+Two prefill points of rings that differ in cp alone (and in dp, which follows) are a pair. A pair is masked when, at
+both ends, the ring hides its communication (ring_s <= 1.01 ring_compute_s; no ring at cp = 1), and, at the larger cp,
+fixed overheads are at most 5 % of the ring's computes and the work outside attention has not grown. TTFT must not
+rise over a masked pair; a scan with pairs of which fewer than 80 % are masked proves nothing and fails. The pairs are
+one self join. Decode has no such law: TPOT may rise or fall with cp.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import polars as pl
 
+from g5cp_vec.config.context import PASS_KV
 from g5cp_vec.runner.schema import KEY_TYPES, KPIS
 from g5cp_vec.runner.store import MANIFEST, scan_sweep
 
@@ -132,7 +133,7 @@ def _n_expected(folder: Path) -> int | None:
 
 
 def cp_pairs(simulated: pl.LazyFrame) -> pl.DataFrame:
-    """Return all pairs of prefill points cp < cp' that are equal in everything but cp and dp.
+    """Return all pairs of prefill points cp < cp' of pass-KV that are equal in everything but cp and dp.
 
     Parameters
     ----------
@@ -148,7 +149,7 @@ def cp_pairs(simulated: pl.LazyFrame) -> pl.DataFrame:
     others = [key for key in KEY_TYPES if key not in ("cp", "dp")]
     is_hidden = (pl.col("cp") == 1) | (pl.col("ring_s") <= RING_SLACK * pl.col("ring_compute_s"))
     points = (
-        simulated.filter(pl.col("phase") == "prefill")
+        simulated.filter((pl.col("phase") == "prefill") & (pl.col("prefill_form") == PASS_KV))
         .select(
             *others, "cp", "row", "ttft_s", "ring_compute_s", "overhead_s",
             hidden=is_hidden.fill_null(False),

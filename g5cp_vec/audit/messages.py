@@ -46,10 +46,18 @@ class Traffic(NamedTuple):
 
 def promised_tokens(dep: Deployment, seq_len: int, batch: int, cached_tokens: int) -> Tokens:
     """Return the tokens of a pass over ``seq_len`` tokens of context, ``cached_tokens`` of them cached."""
-    cp = dep.cp
     if dep.phase == "decode":
-        return Tokens(batch, 1, up(seq_len, cp) * cp, up(batch, owners(dep)), seq_len)
+        return Tokens(batch, 1, up(seq_len, dep.cp) * dep.cp, _owned(dep, batch), seq_len)
     new, cached = seq_len - cached_tokens, cached_tokens
+    cp = dep.cp * dep.pcp
+    if dep.pcp > 1 and dep.prefill_form != "pass_kv":
+        # Whole chunks, or those of the prompt as it is; then the fullest rank counts.
+        chunk = up(new, 2 * cp)
+        if dep.cp_semantics == "multiplicative":
+            return Tokens(batch, 2 * cp * chunk, cached, batch * 2 * chunk, seq_len)
+        lengths = [max(0, min(chunk, new - place * chunk)) for place in range(2 * cp)]
+        fullest = max(lengths[rank] + lengths[-1 - rank] for rank in range(cp))
+        return Tokens(batch, new, cached, batch * fullest, seq_len)
     if cp > 1:
         # Two equal chunks per rank, a head and a tail one; the cache is shared out evenly.
         new, cached = up(new, 2 * cp) * 2 * cp, up(cached, cp) * cp
@@ -57,8 +65,13 @@ def promised_tokens(dep: Deployment, seq_len: int, batch: int, cached_tokens: in
 
 
 def owners(dep: Deployment) -> int:
-    """Return how many ranks of a cp group hold hidden states between layers: with pass-Q only coordinate 0."""
-    return 1 if dep.decode_form == "pass_q" else dep.cp
+    """Return how many ranks of a cp or pcp group hold hidden states between layers: with pass-Q only coordinate 0."""
+    return 1 if dep.decode_form == "pass_q" else dep.cp * dep.pcp
+
+
+def _owned(dep: Deployment, batch: int) -> int:
+    """Sequences whose tokens one rank holds in decode: ranks of a cp group share them, pcp ranks all hold all."""
+    return batch if dep.pcp > 1 else up(batch, owners(dep))
 
 
 def up(a: int, b: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from g5cp_vec.audit.messages import Ints, Tokens, Traffic, around, between, everyone, owners, size_bytes, up
+from g5cp_vec.audit.sharded import attention_flops, is_sharded
 from g5cp_vec.config.attention import Attention, Indexer, Linear
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.layers import LayerKind
@@ -23,17 +24,20 @@ def promised_mixer_flops(dep: Deployment, tokens: Tokens, kind: LayerKind) -> di
         return {}
     a = kind.attention
     flops = _gqa_projections(dep, tokens, a) if a.kind == "gqa" else _latent_projections(dep, tokens, a)
-    # In decode every owner's sequences, those that pad its share too; in prefill the batch, split as it may be.
-    sequences = owners(dep) * tokens.per_rank if dep.phase == "decode" else tokens.batch
-    heads = dep.dp * sequences * a.n_heads
-    flops["attention"] = heads * sum(_widths(dep, a)) * _seen_twice(dep, tokens, a)
+    if is_sharded(dep) and (dep.phase == "decode" or a.indexer is None):
+        flops |= attention_flops(dep, tokens, a)
+    else:
+        # In decode every owner's sequences, those that pad its share too; in prefill the batch, split as it may be.
+        sequences = owners(dep) * tokens.per_rank if dep.phase == "decode" else tokens.batch
+        heads = dep.dp * sequences * a.n_heads
+        flops["attention"] = heads * sum(_widths(dep, a)) * _seen_twice(dep, tokens, a)
     if a.indexer is not None and not a.indexer.shared:
         flops["indexer"] = _indexer_flops(dep, tokens, a, a.indexer)
     return flops
 
 
 def _computed(dep: Deployment, tokens: Tokens) -> int:
-    """Tokens that the deployment computes, of all replicas, each once, and those that pad an owner's share."""
+    """Tokens that the deployment computes, of all replicas, as often as it does, and what pads an owner's share."""
     return dep.dp * owners(dep) * tokens.per_rank
 
 
@@ -74,7 +78,7 @@ def _latent_projections(dep: Deployment, tokens: Tokens, a: Attention) -> dict[s
         return flops | {"q_absorb": 2 * n * heads * nope * rank, "v_up": 2 * n * heads * rank * v}
     # Each of the cp ranks of a ring projects every token up that any query sees.
     seen = tokens.new + tokens.cached - _first_seen(a, tokens.cached)
-    return flops | {"kv_up": 2 * dep.cp * dep.dp * tokens.batch * seen * rank * heads * (nope + v)}
+    return flops | {"kv_up": 2 * dep.cp * dep.pcp * dep.dp * tokens.batch * seen * rank * heads * (nope + v)}
 
 
 def _first_seen(a: Attention, position: int) -> int:
@@ -192,7 +196,8 @@ def _attention_traffic(dep: Deployment, tokens: Tokens, a: Attention, chips: Int
             between(owner, others, size_bytes(rows * query, dep.activation_dtype) + chosen),
             between(others, owner, size_bytes(rows * (output + 2), dep.activation_dtype)),
         ]
-    block = tokens.batch * ((tokens.new + tokens.cached) // dep.cp)
+    size = dep.cp * dep.pcp
+    block = tokens.batch * ((tokens.new + tokens.cached) // size)
     block_bytes = size_bytes(block * per_token, dep.kv_dtype)
     if a.indexer is not None:
         if choice is not None:
@@ -200,9 +205,9 @@ def _attention_traffic(dep: Deployment, tokens: Tokens, a: Attention, chips: Int
             block_bytes += block * (size_bytes(choice.head_dim, choice.dtype) + scale)
         if dep.collective == "direct":
             return [everyone(groups, block_bytes)]
-        return [around(groups, (dep.cp - 1) * block_bytes)]
+        return [around(groups, (size - 1) * block_bytes)]
     if a.window is None and a.chunk is None:
-        return [around(groups, (dep.cp - 1) * block_bytes)]
+        return [around(groups, (size - 1) * block_bytes)]
     traffic = []
     for dst in range(dep.cp):
         needed = [_needed(dep, tokens, a, chunk) for chunk in (dst, 2 * dep.cp - 1 - dst)]

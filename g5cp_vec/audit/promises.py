@@ -16,6 +16,7 @@ from g5cp_vec.audit.messages import (
     Tokens,
     Traffic,
     all_reduce,
+    around,
     between,
     everyone,
     halves,
@@ -25,6 +26,7 @@ from g5cp_vec.audit.messages import (
     up,
 )
 from g5cp_vec.audit.mixers import promised_cp_traffic, promised_mixer_flops
+from g5cp_vec.audit.sharded import is_sharded, sharded_traffic
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.layers import LayerKind
 
@@ -33,7 +35,7 @@ __all__ = ["promised_flops", "promised_tokens", "promised_traffic"]
 
 def rank_table(dep: Deployment) -> Ints:
     """Return the chip of every rank, shape (dp, pp, cp, tp)."""
-    sizes = {"dp": dep.dp, "pp": dep.pp, "cp": dep.cp, "tp": dep.tp}
+    sizes = {"dp": dep.dp, "pp": dep.pp, "cp": dep.cp * dep.pcp, "tp": dep.tp}
     stride, strides = 1, {}
     for axis in dep.rank_order:
         strides[axis] = stride
@@ -64,19 +66,30 @@ def promised_traffic(dep: Deployment, tokens: Tokens) -> list[Traffic]:
     held = chips[:, :, : owners(dep)]
     if dep.pp > 1:
         traffic.append(between(held[:, :-1], held[:, 1:], hidden_bytes(dep, tokens.per_rank)))
+    if dep.pcp > 1:
+        # Once a pass, before the head.
+        last, message = np.moveaxis(held[:, -1], 1, -1), hidden_bytes(dep, tokens.per_rank)
+        direct = dep.collective == "direct"
+        traffic.append(everyone(last, message) if direct else around(last, (dep.pcp - 1) * message))
     return traffic
 
 
 def _layer(dep: Deployment, tokens: Tokens, kind: LayerKind, chips: Ints) -> list[Traffic]:
     """Traffic of one layer; ``chips`` of its stage, shape (dp, cp, tp)."""
-    traffic = promised_cp_traffic(dep, tokens, kind, chips) if dep.cp > 1 else []
+    traffic: list[Traffic] = []
+    if kind.softmax is not None and is_sharded(dep):
+        traffic = sharded_traffic(dep, tokens, kind.softmax, chips)
+    elif dep.cp * dep.pcp > 1:
+        traffic = promised_cp_traffic(dep, tokens, kind, chips)
     busy = chips[:, : owners(dep)]
     if dep.tp > 1:
         # Once after attention, once after the FFN or the experts.
         n_halves = (kind.attention is not None) + (kind.ffn != "none")
         traffic += n_halves * all_reduce(dep, busy, hidden_bytes(dep, tokens.per_rank))
     if kind.ffn == "moe":
-        traffic += _experts(dep, tokens, busy)
+        # To experts, pcp ranks are replicas.
+        pool = (1, 1, dep.dp * dep.pcp * dep.tp)
+        traffic += _experts(dep, tokens, busy.reshape(pool) if dep.pcp > 1 else busy)
     return traffic
 
 
@@ -84,7 +97,7 @@ def _expert_tokens(dep: Deployment, tokens: Tokens) -> int:
     """Rows of one message between two EP ranks: an ep-th of a rank's share of the routed tokens, in whole tokens."""
     assert dep.ep is not None
     (top_k,) = {kind.moe.top_k for kind in dep.model.layers if kind.moe is not None}
-    return up(dep.dp * tokens.per_rank * top_k, dep.ep**2)
+    return up(dep.dp * dep.pcp * tokens.per_rank * top_k, dep.ep**2)
 
 
 def _experts(dep: Deployment, tokens: Tokens, chips: Ints) -> list[Traffic]:
@@ -131,7 +144,8 @@ def _ffn_flops(dep: Deployment, tokens: Tokens, kind: LayerKind) -> dict[str, in
     assert dep.ep is not None
     moe = kind.moe
     # At each cp coordinate that holds tokens, ep EP ranks receive messages from ep of them.
-    routed = owners(dep) * dep.ep**2 * _expert_tokens(dep, tokens)
+    pools = 1 if dep.pcp > 1 else owners(dep)
+    routed = pools * dep.ep**2 * _expert_tokens(dep, tokens)
     shared_width = moe.n_shared * (moe.d_shared if moe.d_shared else moe.d_expert)
     return {
         "router": 2 * n * hidden * moe.n_experts * dep.tp,

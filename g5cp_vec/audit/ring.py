@@ -55,13 +55,13 @@ def _tally(cells: Ints, some: Ints) -> Ints:
 
 def _expected_cells(dep: Deployment, chips: Ints) -> Ints:
     """Return (layer * n + rank) * n + block for every block of another rank that a rank must receive, as chips."""
-    if dep.phase != "prefill" or dep.cp == 1:
+    if dep.phase != "prefill" or dep.prefill_form != "pass_kv" or dep.cp * dep.pcp == 1:
         return np.zeros(0, np.int64)
     parts = []
     for stage in range(dep.pp):
         ringed = [layer for layer in layers_of_stage(dep, stage) if _has_ring(dep, layer)]
         layer = np.array(ringed, np.int64)[:, None, None, None]
-        for ahead in range(1, dep.cp):
+        for ahead in range(1, dep.cp * dep.pcp):
             rank, block = chips[:, stage], np.roll(chips[:, stage], ahead, axis=1)
             parts.append(np.ravel((layer * dep.n_chips + rank) * dep.n_chips + block))
     return np.concatenate(parts)

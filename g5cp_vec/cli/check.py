@@ -9,12 +9,16 @@ import click
 
 @click.command("check", epilog="\b\nExample:\n  g5cp-vec check sweeps/deepseek_v3_1m.toml")
 @click.argument("grid", type=click.Path(path_type=Path))
-def command(grid: Path) -> None:
+@click.option("--ranks", is_flag=True, help="Show ranks and groups of every layout, not only of a single one.")
+@click.option("--legal", is_flag=True, help="Show every legal (tp, pcp, dcp) of the grid's models on its chips.")
+def command(grid: Path, ranks: bool, legal: bool) -> None:
     """Count the points of GRID.toml and estimate their cost.
 
-    Nothing is simulated. Combinations that cannot be deployed are counted by reason.
+    Nothing is simulated. Combinations that cannot be deployed are counted by reason. Where the grid has one layout with
+    pcp or dcp, its ranks and groups are shown.
     """
     from g5cp_vec.analysis.estimate import OPS_PER_S, estimate_sweep
+    from g5cp_vec.cli._layouts import print_layouts, print_legal
     from g5cp_vec.cli._output import bytes_text, print_table, seconds_text
     from g5cp_vec.config.grid import load_grid
     from g5cp_vec.errors import InfeasibleError
@@ -40,6 +44,9 @@ def command(grid: Path) -> None:
         f"time and memory are estimates, at {OPS_PER_S / 1e6:g} million operations/s on two cores and --audit sample; "
         "the first call of an installation compiles for 20 to 60 seconds more"
     )
+    print_layouts(checked, every=ranks)
+    if legal:
+        print_legal(checked)
     if notes := checked.notes():
         print_table(["about the models"], [(note,) for note in notes])
     if size.reasons:

@@ -15,13 +15,20 @@ _WIDTH = 112
 
 
 @click.command("list", epilog="\b\nExample:\n  g5cp-vec list models")
-@click.argument("kind", type=click.Choice(["models", "chips", "topologies"]))
+@click.argument("kind", type=click.Choice(["models", "chips", "topologies", "layouts"]))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, preset by preset.")
-def command(kind: str, as_json: bool) -> None:
-    """Show the presets of one kind with their numbers.
+@click.option("--model", help="Of layouts: a preset or a file.")
+@click.option("--n-chips", type=click.IntRange(1, 2**20), help="Of layouts: chips of one pipeline stage.")
+@click.option("--cp-semantics", default="multiplicative", help="Of layouts: multiplicative (default) or orthogonal.")
+def command(kind: str, as_json: bool, model: str | None, n_chips: int | None, cp_semantics: str) -> None:
+    """Show presets with their numbers, or a model's legal layouts.
 
-    Keys and units are those of a file of your own.
+    Keys and units are those of a file of your own. Layouts are all (tp, pcp, dcp) that a model's heads allow on so many
+    chips.
     """
+    if kind == "layouts":
+        _list_layouts(model, n_chips, cp_semantics, as_json=as_json)
+        return
     from g5cp_vec.cli._output import print_table
     from g5cp_vec.config._files import locate, preset_names, read_toml
 
@@ -40,6 +47,24 @@ def command(kind: str, as_json: bool) -> None:
     for names in _side_by_side(columns, max(map(len, keys))):
         rows = [(key, *(columns[name].get(key, "") for name in names)) for key in together]
         print_table(["", *names], [row for row in rows if any(row[1:])])
+
+
+def _list_layouts(model: str | None, n_chips: int | None, semantics: str, *, as_json: bool) -> None:
+    from g5cp_vec.analysis.layouts import legal_rows
+    from g5cp_vec.cli._layouts import print_legal_of
+    from g5cp_vec.config.context import SEMANTICS
+    from g5cp_vec.config.model import load_model
+    from g5cp_vec.errors import ConfigError
+
+    if model is None or n_chips is None:
+        raise ConfigError("list layouts: expected --model and --n-chips, like --model qwen3-235b-a22b --n-chips 16")
+    if semantics not in SEMANTICS:
+        raise ConfigError(f"--cp-semantics: expected one of {', '.join(SEMANTICS)}, got {semantics!r}")
+    loaded = load_model(model)
+    if as_json:
+        click.echo(json.dumps([row[:3] for row in legal_rows(loaded, n_chips, semantics)]))
+        return
+    print_legal_of(loaded, n_chips, semantics)
 
 
 def _side_by_side(columns: dict[str, dict[str, str]], key_width: int) -> list[list[str]]:

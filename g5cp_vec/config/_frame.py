@@ -9,14 +9,29 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from g5cp_vec.config._keys import KEYS
+from g5cp_vec.config._keys import DECODE_FORM, KEYS, PREFILL_FORM
+from g5cp_vec.config.context import (
+    A2A_FP32,
+    AG_RS,
+    ALLGATHER_KV,
+    ALLGATHER_Q,
+    BLOCK_SIZE,
+    SEMANTICS,
+    has_sparse,
+    prefers_gathered_queries,
+)
 
 if TYPE_CHECKING:
     from g5cp_vec.config.grid import Grid
 
 # What the values of these follow from, so that a frame of some keys has the columns it needs.
 _SOURCES = {
-    "dp": ("n_chips", "tp", "pp", "cp"),
+    "dp": ("n_chips", "tp", "pp", "cp", "pcp"),
+    "cp_semantics": ("pcp", "dcp"),
+    "interleave": ("pcp", "dcp", "model", "block_size"),
+    "block_size": ("pcp", "dcp"),
+    "prefill_form": ("pcp", "dcp", "model"),
+    "decode_form": ("pcp", "dcp", "cp_semantics"),
     "runtime": ("topology", "chip"),
     "dtype": ("model",),
     "ffn_dtype": ("model", "dtype"),
@@ -61,9 +76,10 @@ def written_frame(
         ]
     )
     if "dp" in needed:
-        replica = pl.col("tp") * pl.col("pp") * pl.col("cp")
+        replica = pl.col("tp") * pl.col("pp") * pl.col("cp") * pl.col("pcp")
         whole = pl.when(pl.col("n_chips") % replica == 0).then(pl.col("n_chips") // replica)
         frame = frame.with_columns(dp=pl.coalesce("dp", whole))
+    frame = _with_context(grid, frame)
     if "runtime" in needed:
         frame = frame.with_columns(runtime=pl.coalesce("runtime", _default_runtimes(grid)))
     stored = {text: grid.objects["model", text].default_dtypes for text in grid.values("model")}
@@ -78,6 +94,35 @@ def written_frame(
     if "kv_dtype" in needed:
         frame = frame.with_columns(kv_dtype=pl.coalesce("kv_dtype", published("kv")))
     return frame.select(keys)
+
+
+def _with_context(grid: Grid, frame: pl.DataFrame) -> pl.DataFrame:
+    """Fill in what says how a context is split, as `g5cp_vec.config.context` does for one point; null without split."""
+    shared = pl.col("pcp") * pl.col("dcp") > 1
+    # The forms first: their defaults depend on the semantics.
+    if "prefill_form" in frame.columns:
+        gathering = [text for text in grid.values("model") if prefers_gathered_queries(grid.objects["model", text])]
+        with_dcp = pl.when(pl.col("model").is_in(gathering)).then(pl.lit(ALLGATHER_Q)).otherwise(pl.lit(ALLGATHER_KV))
+        default = pl.when(pl.col("pcp") > 1).then(pl.lit(ALLGATHER_KV)).when(pl.col("dcp") > 1).then(with_dcp)
+        frame = frame.with_columns(prefill_form=pl.coalesce("prefill_form", default.otherwise(pl.lit(PREFILL_FORM))))
+    if "decode_form" in frame.columns:
+        sharded = pl.when(pl.col("cp_semantics") == SEMANTICS[0]).then(pl.lit(A2A_FP32)).otherwise(pl.lit(AG_RS))
+        by_degrees = pl.when(shared).then(sharded).otherwise(pl.lit(DECODE_FORM))
+        frame = frame.with_columns(decode_form=pl.coalesce("decode_form", by_degrees))
+    defaults: dict[str, pl.Expr] = {
+        "cp_semantics": pl.lit(SEMANTICS[0]),
+        "interleave": pl.lit(1),
+        "block_size": pl.lit(BLOCK_SIZE),
+    }
+    if "interleave" in frame.columns:
+        sparse = [text for text in grid.values("model") if has_sparse(grid.objects["model", text])]
+        by_blocks = pl.col("model").is_in(sparse) & (pl.col("dcp") > 1)
+        blocks = pl.coalesce("block_size", defaults["block_size"])
+        defaults["interleave"] = pl.when(by_blocks).then(blocks).otherwise(defaults["interleave"])
+    for key, otherwise in defaults.items():
+        if key in frame.columns:
+            frame = frame.with_columns(pl.when(shared).then(pl.coalesce(key, otherwise)).alias(key))
+    return frame
 
 
 def _default_runtimes(grid: Grid) -> pl.Expr:

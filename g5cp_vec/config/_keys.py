@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from g5cp_vec.config._files import describe, did_you_mean, unknown_key
+from g5cp_vec.config.context import ALLGATHER_KV, ALLGATHER_Q, DCP_FORMS, SEMANTICS
 from g5cp_vec.config.dtypes import BLOCK_FORMATS, DTYPE_BITS
 
 RANK_ORDER = ("tp", "cp", "pp", "dp")
@@ -22,10 +23,13 @@ PREFILL_FORM = "pass_kv"
 DECODE_FORM = "pass_q"
 PASS_Q_RING = "pass_q_ring"
 
-# Names of the published ways to distribute attention, and those that are built so far.
-_PREFILL_FORMS = (PREFILL_FORM, "allgather_kv", "allgather_q")
-_DECODE_FORMS = (DECODE_FORM, PASS_Q_RING, "dcp_ag_rs", "dcp_a2a", "dcp_a2a_fp32")
-_BUILT = {"prefill": (PREFILL_FORM,), "decode": (DECODE_FORM, PASS_Q_RING)}
+# Names of the published ways to distribute attention.
+_PREFILL_FORMS = (PREFILL_FORM, ALLGATHER_KV, ALLGATHER_Q)
+_DECODE_FORMS = (DECODE_FORM, PASS_Q_RING, *DCP_FORMS)
+
+# Algorithms of collectives; or the faster of them, by simulation.
+COLLECTIVES = ("ring", "direct")
+BEST = "best"
 
 # Bounds far beyond any deployment, low enough that products of three stay inside int64.
 _MAX_COUNT = 2**20
@@ -120,28 +124,19 @@ def _tokens(least: int) -> Callable[[Any], int]:
     return read
 
 
-def _form(phase: str, known: Sequence[str], other: Sequence[str]) -> Callable[[Any], str]:
+def _form(phase: str, forms: Sequence[str], other: Sequence[str]) -> Callable[[Any], str]:
     """Return a reader of attention forms that knows the other phase's forms for what they are."""
     other_phase = "decode" if phase == "prefill" else "prefill"
-    built = _BUILT[phase]
-    listed = " or ".join(map(repr, built))
+    listed = " or ".join(map(repr, forms))
 
     def read(value: Any) -> str:
-        if isinstance(value, str) and value in built:
+        if isinstance(value, str) and value in forms:
             return value
         if isinstance(value, str) and value in other:
             raise ValueError(f"{value!r} is a {other_phase} form; {phase} distributes attention with {listed}")
-        if isinstance(value, str) and value in known:
-            raise ValueError(f"{value!r} is not available in this version; available: {listed}")
         raise expected(listed, value)
 
     return read
-
-
-def _collective(value: Any) -> str:
-    if value == "best":
-        raise ValueError("'best' is not available in this version; available: 'ring', 'direct'")
-    return _one_of("ring", "direct")(value)
 
 
 def _rank_order(value: Any) -> tuple[str, ...]:
@@ -169,14 +164,19 @@ KEYS: dict[str, Key] = {
     "tp": _count(default=1),
     "pp": _count(default=1),
     "cp": _count(required=True),
+    "pcp": _count(default=1),
+    "dcp": _count(default=1),
+    "cp_semantics": Key(_one_of(*SEMANTICS), default=SEMANTICS[0]),
+    "interleave": _count(),
+    "block_size": _count(),
     "ep": _count(default=1),
     "seq_len": Key(_tokens(1), required=True, least=1),
     "batch": _count(default=1),
     "cached_tokens": Key(_tokens(0), default=0, least=0),
     "chunk_tokens": Key(_tokens(0), default=0, least=0),
-    "prefill_form": Key(_form("prefill", _PREFILL_FORMS, _DECODE_FORMS), default=PREFILL_FORM),
-    "decode_form": Key(_form("decode", _DECODE_FORMS, _PREFILL_FORMS), default=DECODE_FORM),
-    "collective": Key(_collective, default="ring"),
+    "prefill_form": Key(_form("prefill", _PREFILL_FORMS, _DECODE_FORMS)),
+    "decode_form": Key(_form("decode", _DECODE_FORMS, _PREFILL_FORMS)),
+    "collective": Key(_one_of(*COLLECTIVES, BEST), default="ring"),
     "tp_sp": Key(_flag, default=False),
     "rank_order": Key(_rank_order, default=RANK_ORDER),
     "dtype": Key(_WEIGHT_DTYPE),

@@ -1,7 +1,7 @@
 """One way to split a model over a system: the parallel degrees, the choices of software, and what cannot be.
 
-``dp * tp * pp * cp = n_chips``. Experts do not add a factor: they are laid over the dp * tp ranks of one (pp, cp)
-coordinate, ``dp * tp = moe_tp * ep``.
+``dp * tp * pp * cp * pcp = n_chips`` (dcp reuses tp ranks; see `g5cp_vec.config.context`). Experts do not add a factor:
+they are laid over the dp * pcp * tp ranks of one (pp, cp) coordinate, ``dp * pcp * tp = moe_tp * ep``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from g5cp_vec.config._keys import DECODE_FORM, DEPLOYMENT_KEYS, KEYS, LOAD_KEYS, PASS_Q_RING
+from g5cp_vec.config._keys import BEST, DECODE_FORM, DEPLOYMENT_KEYS, KEYS, LOAD_KEYS, PASS_Q_RING
 from g5cp_vec.config._record import Record, sha256_of_json
+from g5cp_vec.config.attention import Attention
 from g5cp_vec.config.chip import Chip
+from g5cp_vec.config.context import (
+    BLOCK_SIZE,
+    SEMANTICS,
+    context_obstacles,
+    dcp_group,
+    default_decode_form,
+    default_interleave,
+    default_prefill_form,
+    kv_shards,
+)
 from g5cp_vec.config.dtypes import DTYPE_BITS, Dtype, n_bytes
 from g5cp_vec.config.layers import LayerKind, Moe
 from g5cp_vec.config.model import Model
@@ -42,11 +53,18 @@ class Deployment:
         The objects, resolved.
     n_chips, dp, tp, pp, cp : int
         Ranks, and their degrees of data, tensor, pipeline and context parallelism.
+    pcp, dcp : int
+        Prefill and decode context parallelism as deployed; not together with cp > 1.
+    cp_semantics : str or None
+        Which deployed semantics; this and the next two are None where pcp * dcp = 1.
+    interleave, block_size : int or None
+        Consecutive tokens on a rank that shares a cache, and tokens of one of its blocks.
     ep, moe_tp : int or None
         Expert parallelism, and the ranks that split one expert; None without experts.
     prefill_form, decode_form : str or None
-        How attention is distributed over a cp group; None in the other phase.
-    collective : {"ring", "direct"}
+        How attention is distributed over a cp group, or over pcp and dcp; None in the other phase.
+    collective : {"ring", "direct", "best"}
+        ``best`` is the faster of the others, simulated with each.
     tp_sp : bool
         Whether tensor-parallel groups reduce-scatter and all-gather in place of all-reduce.
     rank_order : tuple of str
@@ -72,6 +90,11 @@ class Deployment:
     tp: int
     pp: int
     cp: int
+    pcp: int
+    dcp: int
+    cp_semantics: str | None
+    interleave: int | None
+    block_size: int | None
     ep: int | None
     moe_tp: int | None
     prefill_form: str | None
@@ -94,6 +117,31 @@ class Deployment:
         return self.phase == "decode" and self.decode_form == DECODE_FORM
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether the context is split as deployed (pcp, dcp)."""
+        return self.pcp * self.dcp > 1
+
+    @property
+    def sequence_ranks(self) -> int:
+        """Ranks that the new tokens of a sequence are split over in prefill."""
+        return self.cp * self.pcp
+
+    @property
+    def kv_shards(self) -> int:
+        """Ranks that share one copy of a cache."""
+        return kv_shards(self.pcp, self.dcp, self.cp_semantics) if self.cp_semantics is not None else self.cp
+
+    @property
+    def dcp_group(self) -> str:
+        """Which ranks form a dcp group: ``tp`` (consecutive ones of a tp group), ``pcp``, or ``all`` of both."""
+        return dcp_group(self.tp, self.pcp, self.dcp, self.cp_semantics or SEMANTICS[0])
+
+    @property
+    def replicas(self) -> int:
+        """Sets of tp ranks at one (pp, cp) coordinate, over which experts are laid."""
+        return self.dp * self.pcp
+
+    @property
     def most_tokens(self) -> int:
         """Tokens of all replicas at once for which every byte count of a step stays inside int64.
 
@@ -104,6 +152,10 @@ class Deployment:
         widest = 16 * (2 * model.hidden + max(_widest_elements(model.hidden, kind) for kind in distinct))
         cache = 4 * sum(_cache_elements(distinct[i]) for i in sequence)
         traffic = model.n_layers * (8 * model.hidden + 4 * model.top_k * model.hidden)
+        if self.is_sharded:
+            # Partial outputs in fp32, of all heads, to every rank that shares the cache.
+            heads = max((4 * k.softmax.n_heads * _output_width(k.softmax) for k in distinct if k.softmax), default=0)
+            traffic = max(traffic, 2 * self.pcp * self.dcp * model.n_layers * heads)
         return min(MOST_TOKENS, 2**62 // max(widest, cache, traffic))
 
     def of_layer(self, kind: LayerKind) -> Deployment:
@@ -146,17 +198,20 @@ def build_deployment(values: Mapping[str, Any]) -> Deployment:
 
     model: Model = chosen["model"]
     chosen["dp"] = _data_parallel(chosen)
+    chosen |= _sharding(chosen)
     chosen["moe_tp"] = None
     if not model.has_experts:
         chosen["ep"] = None
-    chosen["prefill_form"] = chosen["prefill_form"] if chosen["phase"] == "prefill" else None
-    chosen["decode_form"] = chosen["decode_form"] if chosen["phase"] == "decode" else None
+    prefill_form = chosen["prefill_form"] or default_prefill_form(chosen)
+    decode_form = chosen["decode_form"] or default_decode_form(chosen, DECODE_FORM)
+    chosen["prefill_form"] = prefill_form if chosen["phase"] == "prefill" else None
+    chosen["decode_form"] = decode_form if chosen["phase"] == "decode" else None
     chosen |= _element_types(chosen)
     chosen["runtime"] = chosen["runtime"] or load_runtime(chosen["topology"].runtime or chosen["chip"].runtime or IDEAL)
     for obstacle in _obstacles(chosen):
         raise InfeasibleError(obstacle)
     if model.has_experts:
-        chosen["moe_tp"] = chosen["dp"] * chosen["tp"] // chosen["ep"]
+        chosen["moe_tp"] = chosen["dp"] * chosen["pcp"] * chosen["tp"] // chosen["ep"]
     return Deployment(**chosen)
 
 
@@ -165,6 +220,15 @@ def _converted(chosen: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     networks = ("ffn", "experts") if chosen["ffn_dtype"] or chosen["dtype"] else ()
     return (("attention",) if chosen["dtype"] else ()) + networks
+
+
+def _sharding(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what says how a shared cache is dealt out; nothing where it is not shared as deployed."""
+    if chosen["pcp"] * chosen["dcp"] == 1:
+        return {"cp_semantics": None, "interleave": None, "block_size": None}
+    block_size = chosen["block_size"] or BLOCK_SIZE
+    interleave = chosen["interleave"] or default_interleave(chosen["model"], chosen["dcp"], block_size)
+    return {"interleave": interleave, "block_size": block_size}
 
 
 def _element_types(chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,6 +259,11 @@ def _widest_elements(hidden: int, kind: LayerKind) -> int:
     return max(mixed, 2 * kind.d_ff, kind.moe.top_k * hidden if kind.moe else 0)
 
 
+def _output_width(a: Attention) -> int:
+    """Return a bound of the elements per head of a partial output with its log-sum-exp."""
+    return max(a.d_v, a.kv_lora_rank, a.d_qk) + 2
+
+
 def _cache_elements(kind: LayerKind) -> int:
     """Return a bound of the two-byte elements that a token leaves in the cache of a layer."""
     if (a := kind.softmax) is None:
@@ -204,16 +273,17 @@ def _cache_elements(kind: LayerKind) -> int:
 
 def _data_parallel(chosen: Mapping[str, Any]) -> int:
     """Return dp, derived where it is ``"auto"``; refuse a product that is not the number of chips."""
-    n_chips, dp, tp, pp, cp = (chosen[key] for key in ("n_chips", "dp", "tp", "pp", "cp"))
-    replica = tp * pp * cp
+    n_chips, dp, tp, pp, cp, pcp = (chosen[key] for key in ("n_chips", "dp", "tp", "pp", "cp", "pcp"))
+    replica = tp * pp * cp * pcp
+    names, degrees = ("*pcp", f"{tp}*{pp}*{cp}*{pcp}") if pcp > 1 else ("", f"{tp}*{pp}*{cp}")
     if dp == "auto":
         if n_chips % replica:
             raise InfeasibleError(
-                f'dp = "auto" is not whole: n_chips = {n_chips} over tp*pp*cp = {tp}*{pp}*{cp} = {replica}'
+                f'dp = "auto" is not whole: n_chips = {n_chips} over tp*pp*cp{names} = {degrees} = {replica}'
             )
         return int(n_chips // replica)
     if dp * replica != n_chips:
-        raise InfeasibleError(f"dp*tp*pp*cp = {dp}*{tp}*{pp}*{cp} = {dp * replica}, but n_chips = {n_chips}")
+        raise InfeasibleError(f"dp*tp*pp*cp{names} = {dp}*{degrees} = {dp * replica}, but n_chips = {n_chips}")
     return int(dp)
 
 
@@ -225,6 +295,9 @@ def _obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
         yield 'the analytic path has no context parallelism: use path = "g5" or cp = 1'
     if cp > 1 and chosen["tp_sp"]:
         yield f"tp_sp = true and cp = {cp} both split the sequence: use tp_sp = false or cp = 1"
+    yield from context_obstacles(chosen)
+    if chosen["collective"] == BEST and chosen["path"] == "math":
+        yield 'collective = "best" is chosen by simulation: use path = "g5", or "ring" or "direct"'
     if topology.is_degraded and chosen["path"] == "math":
         yield f'the analytic path does not know degraded machines like {topology.name}: use path = "g5"'
     if (obstacle := topology.obstacle(n_chips)) is not None:
@@ -261,16 +334,18 @@ def _layer_obstacles(chosen: Mapping[str, Any], kind: LayerKind) -> Iterator[str
 
 def _expert_obstacles(chosen: Mapping[str, Any], moe: Moe) -> Iterator[str]:
     """Yield what forbids laying the experts over the dp * tp ranks."""
-    dp, tp, ep = chosen["dp"], chosen["tp"], chosen["ep"]
-    if dp * tp % ep:
-        yield f"ep = {ep} does not divide dp*tp = {dp}*{tp} = {dp * tp}"
+    dp, tp, ep, pcp = chosen["dp"], chosen["tp"], chosen["ep"], chosen["pcp"]
+    ranks, name = dp * tp * pcp, "dp*tp" if pcp == 1 else "dp*tp*pcp"
+    if ranks % ep:
+        degrees = f"{dp}*{tp}" if pcp == 1 else f"{dp}*{tp}*{pcp}"
+        yield f"ep = {ep} does not divide {name} = {degrees} = {ranks}"
         return  # without a whole moe_tp there is nothing more to say
-    moe_tp = dp * tp // ep
+    moe_tp = ranks // ep
     if moe.n_experts % ep:
         yield f"ep = {ep} does not divide {moe.n_experts} experts"
     if moe.d_expert % moe_tp:
-        yield f"moe_tp = dp*tp/ep = {moe_tp} does not divide d_expert = {moe.d_expert}"
+        yield f"moe_tp = {name}/ep = {moe_tp} does not divide d_expert = {moe.d_expert}"
     if tp % moe_tp and moe_tp % tp:
-        yield f"moe_tp = dp*tp/ep = {moe_tp} neither divides nor is a multiple of tp = {tp}"
+        yield f"moe_tp = {name}/ep = {moe_tp} neither divides nor is a multiple of tp = {tp}"
     if moe.shared_width % tp:
         yield f"tp = {tp} does not divide the shared experts' width {moe.shared_width}"

@@ -22,6 +22,7 @@ import polars as pl
 from g5cp_vec.config._frame import without_ignored, written_frame
 from g5cp_vec.config._keys import DEPLOYMENT_KEYS, KEYS, LOAD_KEYS
 from g5cp_vec.config._where import keep_mask, where_keys
+from g5cp_vec.config.context import refused_loads
 from g5cp_vec.config.deployment import Deployment, build_deployment
 from g5cp_vec.errors import ConfigError, InfeasibleError
 
@@ -219,6 +220,11 @@ def _reasons(
             for size, tokens in pairs
         ]
         code[tiny] = np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int32)[pair_of.ravel()]
+    for index, dep in enumerate(deployments):
+        if isinstance(dep, Deployment) and dep.sequence_ranks * dep.dcp > 1:
+            rows = np.flatnonzero((deployment == index) & (code == VALID))
+            for at, text in refused_loads(dep, *(load[key][rows] for key in LOAD_KEYS)):
+                code[rows[at]] = codes.setdefault(text, len(codes))
     replicas = np.array([0 if isinstance(d, str) else d.dp for d in deployments], dtype=np.float64)[deployment]
     most = np.array([1 if isinstance(d, str) else d.most_tokens for d in deployments], dtype=np.float64)[deployment]
     huge = np.flatnonzero((code == VALID) & (replicas * load["batch"] * seq_len > most))

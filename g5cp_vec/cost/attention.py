@@ -17,14 +17,14 @@ from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.cost.parts import AttentionShape, OpParts, Part
 from g5cp_vec.cost.products import gemm, memory, touch
-from g5cp_vec.mapping.load import Count, Load, ceil_div, wide
+from g5cp_vec.cost.sharded import sharded_parts
+from g5cp_vec.mapping.load import Count, Load, ceil_div, least, most, wide
+from g5cp_vec.mapping.sharding import context_tokens, is_sharded_form
 from g5cp_vec.mapping.spans import (
     doubled_pairs,
     first_key,
     is_gathered,
     is_local,
-    least,
-    most,
     needed_of_cache,
     own_pairs,
     rank_pairs,
@@ -97,11 +97,15 @@ def attention_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     o_proj = gemm(dep, "o_proj", tokens, heads * a.d_v, hidden, dep.dtype)
     if a.output_gate:
         o_proj.insert(0, touch(dep, "o_proj", 3 * tokens * heads * a.d_v))
-    if dep.phase == "prefill" and dep.cp > 1 and a.span == "full":
+    if dep.phase == "prefill" and dep.sequence_ranks > 1 and a.span == "full" and not is_sharded_form(dep):
         o_proj.insert(0, _ring_merge(dep, tokens, heads, a.d_v))
     if is_absorbed(dep, a):
         o_proj = _per_head(dep, "v_up", tokens, heads, a.kv_lora_rank, a.v_head_dim) + o_proj
     parts: OpParts = {"qkv": qkv, "o_proj": o_proj}
+    if is_sharded_form(dep):
+        if a.span == "sparse":
+            return _with_shared_choice(dep, load, kind, a, parts)
+        return parts | sharded_parts(dep, load, kind, a)
     if dep.phase == "decode":
         return _with_decode(dep, load, kind, a, parts)
     if is_local(dep, kind):
@@ -124,7 +128,7 @@ def _latent_projections(dep: Deployment, load: Load, a: Attention) -> list[Part]
     parts.append(touch(dep, "qkv", 2 * tokens * (a.kv_lora_rank + (rank or 0))))  # norms of the latents
     if is_absorbed(dep, a):
         parts += _per_head(dep, "q_absorb", tokens, heads, a.qk_nope_head_dim, a.kv_lora_rank)
-    elif dep.cp == 1:
+    elif dep.sequence_ranks == 1 and not is_sharded_form(dep):
         # What no new token sees any more is not up-projected.
         parts += _kv_up(dep, load.batch * (load.context - first_key(a, load, 1, 0)), a)
     return parts
@@ -200,7 +204,7 @@ def _key_bytes(dep: Deployment, a: Attention, tokens: Count) -> Count:
 
 def _prefill_attention(dep: Deployment, load: Load, kind: LayerKind, a: Attention) -> OpParts:
     """Count the whole attention at cp = 1; one of cp equal ring steps otherwise (a cp^2-th of the FLOPs each)."""
-    cp = dep.cp
+    cp = dep.sequence_ranks
     doubled = doubled_pairs(a, load.cached, load.context)
     if cp == 1 and a.span == "sparse":
         core = _sparse_core(dep, load, kind, a, doubled, _rows_read(a, load.cached, load.context))
@@ -225,7 +229,7 @@ def _prefill_attention(dep: Deployment, load: Load, kind: LayerKind, a: Attentio
 def _ring_merge(dep: Deployment, rows: Count, heads: int, d_v: int) -> Part:
     """Merge of cp partial results, each an output, a maximum and a denominator per row and head, all in fp32."""
     partial = 4 * rows * heads * (d_v + 2)
-    return memory(dep, "merge", dep.cp * partial + n_bytes(rows * heads * d_v, dep.activation_dtype))
+    return memory(dep, "merge", dep.sequence_ranks * partial + n_bytes(rows * heads * d_v, dep.activation_dtype))
 
 
 def _local_attention(dep: Deployment, load: Load, kind: LayerKind, a: Attention) -> OpParts:
@@ -360,3 +364,19 @@ def _ring_decode(dep: Deployment, load: Load, kind: LayerKind, a: Attention, tok
     # cp returned outputs, each with a log-sum-exp in fp32, become one.
     merged = n_bytes(sequences * heads * (dep.cp + 1) * d_v, dep.activation_dtype) + 4 * dep.cp * sequences * heads
     return {"ring_partial": [core], "ring_merge": [memory(dep, "merge", merged)]}
+
+
+def _with_shared_choice(dep: Deployment, load: Load, kind: LayerKind, a: Attention, parts: OpParts) -> OpParts:
+    """Price sparse attention whose cache a tp group shares: every rank has, and scores, all keys of the indexer."""
+    assert a.indexer is not None
+    if dep.phase == "prefill":
+        doubled = doubled_pairs(a, load.cached, load.context)
+        parts["sparse@0"] = [_sparse_core(dep, load, kind, a, doubled, _rows_read(a, load.cached, load.context))]
+        if a.scores is not None:
+            parts["indexer"] = _scoring(dep, load, a.scores, _all_pairs(load), load.new, load.context)
+        return parts
+    context = context_tokens(load)
+    if a.scores is not None:
+        parts["qkv"] = parts["qkv"] + _scoring(dep, load, a.scores, 2 * wide(context), 1, context)
+    parts |= sharded_parts(dep, load, kind, a)
+    return parts

@@ -17,7 +17,7 @@ from g5cp_vec.mapping.load import Count, Load
 from g5cp_vec.mapping.network import Network
 
 # Reads the keys and values of a decode step.
-_DECODE_ATTENTION = ("attention", "partial", "ring_partial")
+_DECODE_ATTENTION = ("attention", "partial", "ring_partial", "shard")
 
 
 def extra_seconds(dep: Deployment, load: Load, parts: list[Part], key: ComputeKey) -> Any:
@@ -45,7 +45,7 @@ def _constant_seconds(dep: Deployment, load: Load, key: ComputeKey) -> Any:
         return runtime.prefill_request_s + runtime.cached_prefill_request_s * np.not_equal(load.cached_unpadded, 0)
     if name == "embed":
         return runtime.decode_request_s
-    if not prefill and name in _DECODE_ATTENTION:
+    if not prefill and name.partition("@")[0] in _DECODE_ATTENTION:
         return runtime.split_kv_sequence_s * attended_sequences(dep, load)
     return 0.0
 

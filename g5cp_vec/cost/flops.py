@@ -15,8 +15,7 @@ from g5cp_vec.cost.attention import absorbed_dims, attention_flops, attention_pa
 from g5cp_vec.cost.linear import linear_parts
 from g5cp_vec.cost.parts import OpParts, Part
 from g5cp_vec.cost.products import gemm, hidden_bytes, memory, sequence_tokens, touch
-from g5cp_vec.mapping.load import Count, Load, ceil_div, expert_rows
-from g5cp_vec.mapping.spans import least
+from g5cp_vec.mapping.load import Count, Load, ceil_div, expert_rows, least
 
 __all__ = ["absorbed_dims", "attention_flops", "edge_parts", "layer_parts"]
 
@@ -48,10 +47,15 @@ def edge_parts(dep: Deployment, load: Load) -> OpParts:
     sequences = load.rank_tokens if dep.phase == "decode" else load.batch
     head = gemm(dep, "lm_head", sequences, dep.model.hidden, ceil_div(dep.model.vocab, dep.tp), dep.head_dtype)
     looked_up = n_bytes(load.rank_tokens * dep.model.hidden, dep.embedding_dtype)
-    return {
+    parts: OpParts = {
         "embed": [memory(dep, "embed", looked_up + hidden)],
         "lm_head": [memory(dep, "lm_head", 2 * hidden_bytes(dep, sequences)), *head],
     }
+    if dep.pcp > 1:
+        # Residual, update, sum and norm of all tokens; gathered hidden states are put back in order.
+        parts["final_norm"] = [memory(dep, "lm_head", 4 * hidden)]
+        parts["lm_head"].insert(0, memory(dep, "lm_head", 2 * dep.pcp * hidden))
+    return parts
 
 
 def _first_norm(dep: Deployment, load: Load, kind: LayerKind, name: str) -> Part:

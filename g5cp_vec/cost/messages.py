@@ -13,6 +13,7 @@ from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.cost.attention import CHOICE_BYTES, absorbed_dims
 from g5cp_vec.cost.linear import summary_bytes
+from g5cp_vec.cost.sharded import SHARDED_MESSAGES, sharded_message
 from g5cp_vec.mapping.graph import MessageKey
 from g5cp_vec.mapping.load import Count, Load, ceil_div, expert_rows
 from g5cp_vec.mapping.spans import sent_tokens
@@ -33,7 +34,7 @@ def message_bytes(dep: Deployment, load: Load, kinds: list[LayerKind], key: Mess
     hidden, dtype = dep.model.hidden, dep.activation_dtype
     if key == "tp_chunk":
         return ceil_div(n_bytes(load.rank_tokens * hidden, dtype), dep.tp)
-    if key == "pp":
+    if key in ("pp", "pcp_hidden"):
         return n_bytes(load.rank_tokens * hidden, dtype)
     if key in ("ep_dispatch", "ep_combine"):
         return n_bytes(expert_rows(dep, load)[0] * hidden, dtype)
@@ -63,8 +64,10 @@ def _attention_message(dep: Deployment, load: Load, kind: LayerKind, name: str) 
     assert a is not None
     heads = a.n_heads // dep.tp
     name, _, pair = name.partition("@")
+    if name in SHARDED_MESSAGES:
+        return sharded_message(dep, load, kind, name, pair)
     if name in ("cp_pass_kv", "cp_latents"):
-        block = load.batch * (load.context // dep.cp)
+        block = load.batch * (load.context // dep.sequence_ranks)
         return n_bytes(block * a.kv_elements(dep.tp), dep.kv_dtype)
     if name == "cp_keys":
         assert a.scores is not None

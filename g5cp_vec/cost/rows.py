@@ -143,7 +143,7 @@ def _slowed_ring_step(
     """Return the duration of a ring step beside which the next block travels, on links that nothing else uses (s)."""
     assert kind is not None
     kinds, _ = dep.model.kinds
-    ranks = rank_chips({"dp": dep.dp, "pp": dep.pp, "cp": dep.cp, "tp": dep.tp}, dep.rank_order)
+    ranks = rank_chips({"dp": dep.dp, "pp": dep.pp, "cp": dep.sequence_ranks, "tp": dep.tp}, dep.rank_order)
     routes = network.routes(ranks.ravel(), np.roll(ranks, -1, axis=2).ravel())
     slowest = np.asarray(network.capacities())[network.link_capacity[routes.links]].min()
     block = np.asarray(message_bytes(dep, load, kinds, ("cp_pass_kv", kind)), float)

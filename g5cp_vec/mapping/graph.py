@@ -25,7 +25,7 @@ from g5cp_vec.mapping.network import Network
 # Why an op exists. Positions in this table are the codes in ``OpGraph.op_reason``.
 REASONS = (
     "embed", "qkv", "attention", "merge", "o_proj", "ffn", "moe", "lm_head",
-    "cp_pass_kv", "cp_pass_q", "cp_reduce", "tp", "ep", "pp", "cp_halo", "cp_gather", "sync",
+    "cp_pass_kv", "cp_pass_q", "cp_reduce", "tp", "ep", "pp", "cp_halo", "cp_gather", "sync", "pcp", "dcp",
 )  # fmt: skip
 REASON = {name: code for code, name in enumerate(REASONS)}
 # Calls of a collective library that may add a latency of their own to a route's (None adds nothing). Where they do, the

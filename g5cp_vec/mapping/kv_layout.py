@@ -16,14 +16,20 @@ them), sliding windows, which token of a shared block is evicted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import lcm
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from g5cp_vec.config.context import gather_workspace_tokens, segment_step_tokens
 from g5cp_vec.errors import InfeasibleError
 from g5cp_vec.mapping.load import Count, ceil_div
+
+__all__ = [
+    "KVLayout", "Placement", "allocated_tokens_per_shard", "blocks_per_shard", "gather_workspace_tokens",
+    "gathered_segment_tokens", "longest_shard_tokens", "prefix_granularity_tokens", "reusable_prefix_tokens",
+    "shard_tokens",
+]  # fmt: skip
 
 NOT_OWNED = -1
 
@@ -180,16 +186,6 @@ class KVLayout:
         return int(blocks_per_shard(context_len, self.kv_shards, self.block_size))
 
 
-def gather_workspace_tokens(max_model_len: int, max_num_seqs: int, block_size: int, cap_tokens: int) -> int:
-    """Return the rows of the buffer into which sharded context is gathered, segment by segment.
-
-    Eight contexts of the longest length or four blocks a sequence, whichever is more, but no more than
-    ``cap_tokens`` (vllm-ascend 131072, vLLM 65536), and at least one block a sequence.
-    """
-    wanted = max(8 * max_model_len, 4 * max_num_seqs * block_size)
-    return max(min(wanted, cap_tokens), max_num_seqs * block_size)
-
-
 def gathered_segment_tokens(cached_tokens: ArrayLike, workspace_tokens: int, layout: KVLayout) -> NDArray[np.int64]:
     """Return the rows that a rank contributes to each round of gathering cached context (all-gather KV).
 
@@ -219,7 +215,7 @@ def gathered_segment_tokens(cached_tokens: ArrayLike, workspace_tokens: int, lay
     if len(contexts) == 0:
         return np.zeros(0, np.int64)
     turn = layout.interleave * layout.kv_shards
-    step = lcm(layout.block_size, turn)
+    step = segment_step_tokens(layout.block_size, layout.interleave, layout.kv_shards)
     segment = workspace_tokens // len(contexts) // step * step
     if segment == 0:
         raise InfeasibleError(

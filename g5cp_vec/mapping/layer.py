@@ -16,25 +16,31 @@ from g5cp_vec.mapping.collectives import (
     reduce_scatter,
 )
 from g5cp_vec.mapping.forms import DECODE_FORMS, PREFILL_FORMS
+from g5cp_vec.mapping.forms.communicators import Sharded, ShardPlan
 from g5cp_vec.mapping.forms.gathered import gathered
 from g5cp_vec.mapping.forms.halo import halo
+from g5cp_vec.mapping.forms.sharded import sharded_decode, sharded_prefill
 from g5cp_vec.mapping.forms.states import states
 from g5cp_vec.mapping.graph import BlockBuilder, CostKeys, Ids
 from g5cp_vec.mapping.ranks import expert_groups, from_groups, groups_along
+from g5cp_vec.mapping.sharding import Reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlan:
     """What decides the structure of all layers beside their ranks.
 
-    ``form`` names how full attention is distributed, None at cp = 1; ``has_owner`` says whether only cp coordinate 0
-    holds tokens; ``all_reduce`` how groups that span nodes reduce; ``library_calls`` whether calls of the collective
-    library have latencies of their own; ``ep`` is None for models without experts.
+    ``form`` names how full attention is distributed, None where it is not; ``sharded`` says more of the deployed forms;
+    ``has_owner`` whether only cp coordinate 0 holds tokens; ``pools_pcp`` whether experts are laid over the second axis
+    of the ranks too; ``all_reduce`` how groups that span nodes reduce; ``library_calls`` whether calls of the
+    collective library have latencies of their own; ``ep`` is None for models without experts.
     """
 
     phase: str
     form: str | None
+    sharded: ShardPlan | None
     has_owner: bool
+    pools_pcp: bool
     collective: str
     all_reduce: str
     library_calls: bool
@@ -47,14 +53,16 @@ class LayerShape:
 
     Attributes
     ----------
-    mixer : {"form", "halo", "gathered", "states", "owner", "none"}
-        How attention is distributed: as the plan says, by halos, by gathering keys or states, not at all, or there is
-        none.
+    mixer : {"form", "sharded", "halo", "gathered", "states", "owner", "none"}
+        How attention is distributed: as the plan says, with a sharded cache, by halos, by gathering keys or states, not
+        at all, or there is none.
     ffn : {"dense", "moe", "none"}
     has_shared : bool
         Whether some experts see every token.
     uniform, scores, taps : bool
         See `g5cp_vec.mapping.forms.halo`, `g5cp_vec.mapping.forms.gathered`, `g5cp_vec.mapping.forms.states`.
+    attends : {"keys", "latents", "chosen"}
+        What attention with a sharded cache is over.
     reach : tuple of int
         What of the load decides the structure: see `g5cp_vec.mapping.spans.structure_reach`.
     """
@@ -65,6 +73,7 @@ class LayerShape:
     uniform: bool = False
     scores: bool = False
     taps: bool = False
+    attends: str = "keys"
     reach: tuple[int, ...] = ()
 
 
@@ -88,16 +97,24 @@ def add_layer(b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind
     if shape.mixer != "none":
         qkv = b.compute(owners, keys.duration(("qkv", kind)), "qkv")
         b.entry(qkv, owners)
-        attended = _add_attention(b, ranks, plan, keys, kind, shape, qkv)
-        o_proj = b.compute(owners, keys.duration(("o_proj", kind)), "o_proj")
-        b.edge(attended, o_proj)
+        if shape.mixer == "sharded":
+            attended = _add_sharded(b, ranks, plan, keys, kind, shape, qkv)
+        else:
+            attended = [_add_attention(b, ranks, plan, keys, kind, shape, qkv)]
+        o_proj = _add_compute(b, owners, attended, keys.duration(("o_proj", kind)), "o_proj")
         after = _add_tp_all_reduce(b, owners, [o_proj], plan, keys)
     if shape.ffn != "none":
         name, reason = ("ffn", "ffn") if shape.ffn == "dense" else ("router", "moe")
         first = _add_compute(b, owners, after, keys.duration((name, kind)), reason)
         if not after:
             b.entry(first, owners)
-        after = [first] if shape.ffn == "dense" else _add_moe(b, owners, first, plan, keys, kind, shape.has_shared)
+        if shape.ffn == "moe":
+            # As experts see them, ranks of different pcp coordinate are replicas.
+            pool = (-1, 1, owners.shape[2]) if plan.pools_pcp else owners.shape
+            combined = _add_moe(b, owners.reshape(pool), first.reshape(pool), plan, keys, kind, shape.has_shared)
+            after = [ids.reshape(owners.shape) for ids in combined]
+        else:
+            after = [first]
         after = _add_tp_all_reduce(b, owners, after, plan, keys)
     for done in after:
         b.exit(done, owners)
@@ -126,6 +143,15 @@ def _add_attention(
     assert plan.form is not None
     forms = PREFILL_FORMS if plan.phase == "prefill" else DECODE_FORMS
     return forms[plan.form](b, ranks, qkv, keys, kind)
+
+
+def _add_sharded(
+    b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind: int, shape: LayerShape, qkv: Ids
+) -> list[Ids]:
+    assert plan.sharded is not None
+    reach = Reach(*shape.reach)
+    s = Sharded(b, ranks, keys, kind, plan.sharded, reach, attends=shape.attends, scores=shape.scores)
+    return sharded_prefill(s, qkv) if plan.phase == "prefill" else sharded_decode(s, qkv)
 
 
 def _add_tp_all_reduce(b: BlockBuilder, ranks: Ids, after: list[Ids], plan: LayerPlan, keys: CostKeys) -> list[Ids]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from g5cp_vec.config.context import PASS_KV
 from g5cp_vec.config.deployment import Deployment
 
 # An int, or an int64 array of shape (n_points,).
@@ -38,11 +39,13 @@ class Load:
     new, cached : int or ndarray
         Tokens per sequence that are computed, and that are in the KV cache before; padded when cp > 1: ``new`` to a
         multiple of 2 * cp (head-tail split), ``cached`` to a multiple of cp. In decode ``new`` is 1 and ``cached``
-        is the context that the step attends.
+        is the context that the step attends. With pcp or dcp ``cached`` is padded in rings only, and ``new`` not with
+        orthogonal semantics.
     new_unpadded, cached_unpadded : int or ndarray
     rank_tokens : int or ndarray
-        Tokens that projections and FFN of one rank see: batch * new / cp in prefill; in decode batch
-        where one rank owns all sequences, ceil(batch / cp) where every rank owns some.
+        Tokens that projections and FFN of one rank see: batch * new / (cp * pcp) in prefill (on the fullest rank,
+        where they differ); in decode batch where one rank of a group owns all sequences or all ranks hold them,
+        ceil(batch / cp) where every rank owns some.
     """
 
     batch: Count
@@ -58,17 +61,51 @@ class Load:
         return self.new + self.cached
 
 
+def least(a: Count, b: Count) -> Count:
+    """Return the smaller of two counts, entry by entry for arrays."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.minimum(a, b)
+    return min(a, b)
+
+
+def most(a: Count, b: Count) -> Count:
+    """Return the larger of two counts, entry by entry for arrays."""
+    return -least(-a, -b)
+
+
+def chunk_bounds(new: Count, ranks: int, chunk: int) -> tuple[Count, Count]:
+    """Return the new tokens [start, stop) of one of the 2 * ranks chunks of a head-tail split; the last are short."""
+    length = ceil_div(new, 2 * ranks)
+    return least(chunk * length, new), least((chunk + 1) * length, new)
+
+
+def fullest_rank_tokens(new: Count, ranks: int) -> Count:
+    """Return the tokens of a sequence on the rank that has most of a head-tail split without pads."""
+    fullest: Count = 0
+    for rank in range(ranks):
+        bounds = [chunk_bounds(new, ranks, chunk) for chunk in (rank, 2 * ranks - 1 - rank)]
+        fullest = most(fullest, sum(stop - start for start, stop in bounds))
+    return fullest
+
+
 def build_load(dep: Deployment, seq_len: Count, batch: Count, cached_tokens: Count) -> Load:
     """Return the load of a deployment for a context of ``seq_len`` tokens, ``cached_tokens`` of them cached."""
-    cp = dep.cp
+    cp = dep.sequence_ranks
     if dep.phase == "decode":
+        cp = dep.cp
         shard = ceil_div(seq_len, cp)
         owned = batch if dep.has_owner else ceil_div(batch, cp)
         return Load(batch, 1, shard * cp, 1, seq_len, owned)
     new = seq_len - cached_tokens
     if cp == 1:
         return Load(batch, new, cached_tokens, new, cached_tokens, batch * new)
+    gathers = dep.pcp > 1 and dep.prefill_form != PASS_KV
+    if gathers and dep.cp_semantics == "orthogonal":
+        rank_tokens = batch * fullest_rank_tokens(new, cp)
+        return Load(batch, new, cached_tokens, new, cached_tokens, rank_tokens)
     padded_new = ceil_div(new, 2 * cp) * (2 * cp)
+    if gathers:
+        return Load(batch, padded_new, cached_tokens, new, cached_tokens, batch * (padded_new // cp))
     padded_cached = ceil_div(cached_tokens, cp) * cp
     return Load(batch, padded_new, padded_cached, new, cached_tokens, batch * (padded_new // cp))
 
@@ -76,10 +113,10 @@ def build_load(dep: Deployment, seq_len: Count, batch: Count, cached_tokens: Cou
 def expert_rows(dep: Deployment, load: Load) -> tuple[Count, Count]:
     """Return what expert parallelism moves: rows per message between two EP ranks, and tokens a rank gathers in.
 
-    The dp * rank_tokens tokens at one (pp, cp) coordinate are shared by ep ranks; each sends its share, top_k times,
-    evenly to all of them: rows = ceil(dp * tokens * top_k / ep^2). Where the ranks that split an expert span
-    replicas, each contributes its tp-th of the replica's tokens to the gathering.
+    The dp * pcp * rank_tokens tokens at one (pp, cp) coordinate are shared by ep ranks; each sends its share, top_k
+    times, evenly to all of them: rows = ceil(dp * pcp * tokens * top_k / ep^2). Where the ranks that split an expert
+    span replicas, each contributes its tp-th of the replica's tokens to the gathering.
     """
     assert dep.ep is not None
-    rows = ceil_div(dep.dp * load.rank_tokens * dep.model.top_k, dep.ep * dep.ep)
+    rows = ceil_div(dep.replicas * load.rank_tokens * dep.model.top_k, dep.ep * dep.ep)
     return rows, ceil_div(load.rank_tokens, dep.tp)

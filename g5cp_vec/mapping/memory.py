@@ -3,7 +3,8 @@
 All counts are exact integers (``semantics``: KV = batch * ceil(S / cp) * c_kv * layers of the stage; activations =
 tokens of the rank times the widest moment of a layer; buffers = the ring blocks that can be in flight). A window of w
 tokens keeps at most w of S, a chunk c of them, linear attention a state; an indexer its keys. The embedding table is
-whole on every rank of the first stage, the head is split over tp.
+whole on every rank of the first stage, the head is split over tp. With pcp or dcp a rank keeps whole blocks of its
+shard, and buffers are those of gathering (`g5cp_vec.mapping.sharded_memory`).
 
 Not modelled: allocator fragmentation, workspaces of kernels and collective libraries (the chip's usable fraction
 stands for them), scales of a quantised cache.
@@ -17,18 +18,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from g5cp_vec.config.attention import Attention
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import matrix_bytes, n_bytes
 from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.config.weights import Shards, Weight, layer_weights
-from g5cp_vec.mapping.load import Count, Load, build_load, ceil_div
-from g5cp_vec.mapping.spans import LOCAL_SPANS, kept_tokens, least, most
+from g5cp_vec.mapping.kv_layout import allocated_tokens_per_shard
+from g5cp_vec.mapping.load import Count, Load, build_load, ceil_div, least, most
+from g5cp_vec.mapping.sharded_memory import sharded_buffer_bytes
+from g5cp_vec.mapping.sharding import is_sharded_form
+from g5cp_vec.mapping.spans import LOCAL_SPANS, kept_tokens
 from g5cp_vec.mapping.structure import stage_layers
 
 # No context is longer than this; a deployment that holds nothing per token has no other limit.
 LONGEST_CONTEXT = 2**40
+# No batch is larger than this.
+MOST_SEQUENCES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,17 @@ class MemoryModel:
         chunk = chunk_tokens if self.dep.phase == "prefill" else 0
         return min(self._longest(stage, batch, cached_tokens, chunk) for stage in self._stages)
 
+    def max_sequences(self, seq_len: NDArray[np.int64], cached_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many sequences of a length fit on a replica at once, 0 when not even one does; arrays alike."""
+        fits = np.zeros(len(seq_len), np.int64)
+        # Beyond this byte counts would leave 64 bits.
+        too_many = np.minimum(self.dep.most_tokens // (self.dep.dp * seq_len), MOST_SEQUENCES) + 1
+        while np.any(too_many - fits > 1):
+            middle = np.maximum((fits + too_many) // 2, 1)
+            has_room = self.at(seq_len, middle, cached_tokens).peak_bytes <= self.usable_bytes
+            fits, too_many = np.where(has_room, middle, fits), np.where(has_room, too_many, middle)
+        return fits
+
     def _longest(self, stage: _Stage, batch: int, cached_tokens: int, chunk_tokens: int) -> int:
         def spare(seq_len: int) -> int:
             peak: int = _stage_memory(self.dep, stage, seq_len, batch, cached_tokens).peak_bytes
@@ -89,7 +107,7 @@ class MemoryModel:
             return _bisect(spare, shortest, LONGEST_CONTEXT + 1)
         # It is linear in whole steps of the head-tail split: the steps that fit follow from two of them, the rest of a
         # step from bisection.
-        step = 4 * self.dep.cp
+        step = 4 * self.dep.sequence_ranks
         slope = spare(shortest) - spare(shortest + step)
         if slope == 0:
             return LONGEST_CONTEXT
@@ -125,7 +143,7 @@ class _Stage:
     """What a pipeline stage holds, as far as memory is concerned.
 
     ``kinds`` with their number of layers, ``width`` elements per token at the widest moment; ``bends`` where a cache
-    stops growing somewhere.
+    stops growing somewhere, or grows by blocks.
     """
 
     weight_bytes: int
@@ -154,7 +172,7 @@ def _distinct_stages(dep: Deployment) -> list[_Stage]:
                 weight_bytes=edges + sum(n * weights[kind] for kind, n in counts.items()),
                 kinds=tuple((kinds[kind], counts[kind]) for kind in sorted(counts)),
                 width=2 * dep.model.hidden + max(widths[kind] for kind in counts),
-                bends=any(_is_limited(kinds[kind]) for kind in counts),
+                bends=dep.is_sharded or is_sharded_form(dep) or any(_is_limited(kinds[kind]) for kind in counts),
             )
         )
     return list(dict.fromkeys(stages))
@@ -199,10 +217,16 @@ def _stage_memory(dep: Deployment, stage: _Stage, seq_len: Count, batch: Count, 
     nothing = 0 * (batch * seq_len)  # gives every field the shape of the load
     tokens, buffers = build_load(dep, seq_len, batch, cached_tokens).rank_tokens, nothing
     if dep.phase == "prefill":
-        tokens = batch * ceil_div(seq_len - cached_tokens, dep.cp)
+        tokens = batch * ceil_div(seq_len - cached_tokens, dep.sequence_ranks)
+        load = build_load(dep, seq_len, batch, cached_tokens)
+        if dep.is_sharded:
+            tokens = load.rank_tokens
+        for kind, _ in stage.kinds:
+            buffers = most(buffers, _buffer_bytes(dep, kind, load) if dep.sequence_ranks * dep.dcp > 1 else 0)
+    elif dep.is_sharded:
         load = build_load(dep, seq_len, batch, cached_tokens)
         for kind, _ in stage.kinds:
-            buffers = most(buffers, _buffer_bytes(dep, kind, load) if dep.cp > 1 else 0)
+            buffers = most(buffers, sharded_buffer_bytes(dep, kind, load))
     activations = n_bytes(tokens * stage.width, dep.activation_dtype)
     return Memory(stage.weight_bytes + nothing, kv + nothing, activations + nothing, buffers)
 
@@ -216,10 +240,14 @@ def _cache_bytes(dep: Deployment, kind: LayerKind, seq_len: Count, batch: Count)
     a = kind.softmax
     if a is None:
         return 0
-    held = n_bytes(batch * ceil_div(kept_tokens(a, seq_len), dep.cp) * a.kv_elements(dep.tp), dep.kv_dtype)
+    kept = ceil_div(kept_tokens(a, seq_len), dep.cp)
+    if dep.is_sharded:
+        assert dep.block_size is not None
+        kept = allocated_tokens_per_shard(kept, dep.kv_shards, dep.block_size)
+    held = n_bytes(batch * kept * a.kv_elements(dep.tp), dep.kv_dtype)
     if a.scores is None:
         return held
-    # In decode the owner of the tokens scores, and so keeps every key.
+    # In decode the owner of the tokens scores, and so keeps every key; as every rank does that shares a cache (dcp).
     n_keys = seq_len if dep.phase == "decode" else ceil_div(seq_len, dep.cp)
     return held + batch * n_keys * a.scores.key_bytes
 
@@ -232,14 +260,16 @@ def _buffer_bytes(dep: Deployment, kind: LayerKind, load: Load) -> Count:
     a = kind.softmax
     if a is None:
         return 0
-    block = load.batch * (load.context // dep.cp)
+    if is_sharded_form(dep):
+        return sharded_buffer_bytes(dep, kind, load)
+    block = load.batch * (load.context // dep.sequence_ranks)
     if a.span in LOCAL_SPANS:
         # What two chunks can reach at most, wherever the limits of chunks fall.
         limit = a.window or a.chunk
         assert limit is not None
         tokens = least(2 * load.batch * (limit - 1), (dep.cp - 1) * block)
         return n_bytes(tokens * a.kv_elements(dep.tp), dep.kv_dtype)
-    in_flight = (dep.cp - 1) * n_bytes(block * a.kv_elements(dep.tp), dep.kv_dtype)
+    in_flight = (dep.sequence_ranks - 1) * n_bytes(block * a.kv_elements(dep.tp), dep.kv_dtype)
     return in_flight + ((dep.cp - 1) * block * a.scores.key_bytes if a.scores is not None else 0)
 
 

@@ -19,22 +19,11 @@ from numpy.typing import NDArray
 from g5cp_vec.config.attention import Attention
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.layers import LayerKind
-from g5cp_vec.mapping.load import Count, Load, ceil_div, wide
+from g5cp_vec.mapping.load import Count, Load, ceil_div, least, most, wide
+from g5cp_vec.mapping.sharding import is_sharded_form, sharded_reach
 
 # A form of attention that needs only some keys of other ranks, told by the first key that each chunk sees.
 LOCAL_SPANS = ("window", "chunk")
-
-
-def least(a: Count, b: Count) -> Count:
-    """Return the smaller of two counts, entry by entry for arrays."""
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return np.minimum(a, b)
-    return min(a, b)
-
-
-def most(a: Count, b: Count) -> Count:
-    """Return the larger of two counts, entry by entry for arrays."""
-    return -least(-a, -b)
 
 
 def doubled_pairs(a: Attention, first: Count, last: Count, key: Count = 0) -> Count:
@@ -186,11 +175,15 @@ def own_pairs(a: Attention, load: Load, cp: int, rank: int) -> Count:
 def structure_reach(dep: Deployment, load: Load) -> NDArray[np.int64]:
     """Return what of a load decides the structure: the reach of every layer kind that needs only some keys of others.
 
+    Of attention with a sharded cache, a `g5cp_vec.mapping.sharding.Reach`.
+
     Returns
     -------
     reach : ndarray of int64, shape (n_points, n_numbers)
         No numbers where the structure depends on the deployment alone.
     """
+    if is_sharded_form(dep):
+        return sharded_reach(dep, load)
     n_points = len(load.new) if isinstance(load.new, np.ndarray) else 1
     parts = [np.zeros((n_points, 0), np.int64)]
     for kind in dep.model.kinds[0]:

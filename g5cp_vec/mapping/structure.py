@@ -17,12 +17,16 @@ from functools import cached_property
 
 import numpy as np
 
+from g5cp_vec.config.attention import Attention
 from g5cp_vec.config.deployment import Deployment
+from g5cp_vec.mapping.collectives import all_gather
 from g5cp_vec.mapping.forms import form_name
+from g5cp_vec.mapping.forms.communicators import ShardPlan
 from g5cp_vec.mapping.graph import Block, BlockBuilder, CostKeys, Ids, OpGraph, chain_blocks
 from g5cp_vec.mapping.layer import LayerPlan, LayerShape, add_layer
 from g5cp_vec.mapping.network import Network, build_network
-from g5cp_vec.mapping.ranks import rank_chips
+from g5cp_vec.mapping.ranks import from_groups, groups_along, rank_chips
+from g5cp_vec.mapping.sharding import Reach, is_sharded_form
 from g5cp_vec.mapping.spans import is_gathered, is_local
 
 
@@ -69,7 +73,9 @@ def _layer_plan(dep: Deployment) -> LayerPlan:
     return LayerPlan(
         phase=dep.phase,
         form=form_name(dep),
+        sharded=_shard_plan(dep) if is_sharded_form(dep) else None,
         has_owner=dep.has_owner,
+        pools_pcp=dep.pcp > 1,
         collective=dep.collective,
         all_reduce=dep.runtime.all_reduce(dep.phase),
         library_calls=dep.runtime.has_library_latency,
@@ -77,29 +83,51 @@ def _layer_plan(dep: Deployment) -> LayerPlan:
     )
 
 
+def _shard_plan(dep: Deployment) -> ShardPlan:
+    form = dep.prefill_form or dep.decode_form
+    assert form is not None
+    return ShardPlan(
+        form=form, semantics=dep.cp_semantics, dcp=dep.dcp, dcp_group=dep.dcp_group, collective=dep.collective
+    )
+
+
+def _attends(a: Attention) -> str:
+    if a.kind == "gqa":
+        return "keys"
+    return "chosen" if a.span == "sparse" else "latents"
+
+
 def _layer_shapes(dep: Deployment, reach: Sequence[int]) -> tuple[LayerShape, ...]:
     """Return what decides the structure of each layer kind; ``reach`` is one row of `structure_reach`."""
+    sharded = is_sharded_form(dep)
     shapes, at = [], 0
     for kind in dep.model.kinds[0]:
         a, n_numbers, mixer = kind.softmax, 0, "none" if kind.attention is None else "form"
-        if is_local(dep, kind):
+        numbers: Sequence[int] = ()
+        if sharded and a is not None:
+            mixer, numbers = "sharded", reach  # the same of all layers
+        elif is_local(dep, kind):
             mixer, n_numbers = "halo", 2 * dep.cp
         elif is_gathered(dep, kind):
             mixer, n_numbers = "gathered", 1
         elif kind.linear is not None and dep.cp > 1:
             mixer = "states" if dep.phase == "prefill" else "owner"
+        if mixer in ("halo", "gathered"):
+            numbers = reach[at : at + n_numbers]
         shapes.append(
             LayerShape(
                 mixer=mixer,
                 ffn=kind.ffn,
                 has_shared=kind.moe is not None and kind.moe.n_shared > 0,
                 uniform=mixer == "halo" and a is not None and a.span == "window",
-                scores=mixer == "gathered" and a is not None and a.scores is not None,
+                scores=mixer in ("gathered", "sharded") and a is not None and a.scores is not None,
                 taps=mixer == "states" and kind.linear is not None and kind.linear.conv_kernel > 1,
-                reach=tuple(map(int, reach[at : at + n_numbers])),
+                attends=_attends(a) if mixer == "sharded" and a is not None else "keys",
+                reach=tuple(map(int, numbers)),
             )
         )
         at += n_numbers
+    at = len(Reach._fields) if sharded else at
     if at != len(reach):
         raise ValueError(f"reach: expected {at} numbers of structure_reach, got {len(reach)}")
     return tuple(shapes)
@@ -116,7 +144,8 @@ def structure_key(dep: Deployment, network: Network, reach: Sequence[int] = ()) 
         The point's row of `g5cp_vec.mapping.spans.structure_reach`.
     """
     layers = (_layer_shapes(dep, reach), tuple(dep.model.kinds[1]))
-    return (_layer_plan(dep), layers, (dep.dp, dep.tp, dep.pp, dep.cp), network.shape, dep.rank_order)
+    degrees = (dep.dp, dep.tp, dep.pp, dep.cp, dep.pcp)
+    return (_layer_plan(dep), layers, degrees, network.shape, dep.rank_order)
 
 
 def build_structure(dep: Deployment, network: Network | None = None, reach: Sequence[int] = ()) -> Structure:
@@ -134,9 +163,10 @@ def build_structure(dep: Deployment, network: Network | None = None, reach: Sequ
     keys = CostKeys(len(network.rates()))
     sequence = dep.model.kinds[1]
     plan, shapes = _layer_plan(dep), _layer_shapes(dep, reach)
-    degrees = {"dp": dep.dp, "pp": dep.pp, "cp": dep.cp, "tp": dep.tp}
+    # The place of cp is pcp's: they do not go together.
+    degrees = {"dp": dep.dp, "pp": dep.pp, "cp": dep.sequence_ranks, "tp": dep.tp}
     ranks = rank_chips(degrees, dep.rank_order)
-    # Ranks that hold tokens between layers.
+    # Ranks that hold tokens between layers: with pass-Q only the owners.
     holders = ranks[:, :, :1] if dep.has_owner else ranks
     blocks = [_embedding(network, holders[:, 0], keys)]
     chain, layers = [0], [-1]
@@ -160,7 +190,7 @@ def build_structure(dep: Deployment, network: Network | None = None, reach: Sequ
             chain.append(by_kind[kind])
             layers.append(layer)
     # Every rank that holds tokens runs the head, as one program on all ranks does, whoever holds the last token.
-    append(_head(network, holders[:, -1], keys))
+    append(_head(network, holders[:, -1], keys, dep))
     return Structure(blocks, chain, layers, keys, network, dep.n_chips)
 
 
@@ -178,7 +208,15 @@ def _transfer(network: Network, ranks: Ids, following: Ids, keys: CostKeys) -> B
     return b.build()
 
 
-def _head(network: Network, ranks: Ids, keys: CostKeys) -> Block:
+def _head(network: Network, ranks: Ids, keys: CostKeys, dep: Deployment) -> Block:
+    """Add the head, on all tokens of a pcp group once their final hidden states are gathered over it."""
     b = BlockBuilder(network)
-    b.entry(b.compute(ranks, keys.duration(("lm_head", None)), "lm_head"), ranks)
+    first = b.compute(ranks, keys.duration(("final_norm" if dep.pcp > 1 else "lm_head", None)), "lm_head")
+    if dep.pcp > 1:
+        chips, normed = groups_along(ranks, 1), groups_along(first, 1)
+        gathered = all_gather(b, chips, [normed], keys.message("pcp_hidden"), "pcp", dep.collective)
+        head = b.compute(ranks, keys.duration(("lm_head", None)), "lm_head")
+        for ids in gathered:
+            b.edge(from_groups(ids, ranks.shape, 1), head)
+    b.entry(first, ranks)
     return b.build()

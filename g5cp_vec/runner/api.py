@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -179,4 +180,6 @@ def run_point(point: GridLike | Grid, *, fidelity: str = "exact") -> Result:
     row = runner.run_part(plan.parts[0]).row(0, named=True)
     dep = expansion.deployments[0]
     assert isinstance(dep, Deployment)
+    if row["chosen_collective"] is not None:
+        dep = dataclasses.replace(dep, collective=row["chosen_collective"])
     return Result(row, lambda: break_down(dep, points(expansion, slice(None)), fidelity))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Hashable
 
@@ -10,6 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from g5cp_vec.audit.conservation import audit
+from g5cp_vec.config._keys import COLLECTIVES
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import Expansion
 from g5cp_vec.cost.math_path import math_times
@@ -62,7 +64,7 @@ class LocalRunner:
         pieces: list[tuple[int, Columns]] = []
         for batch in part:
             if batch.kind == "g5":
-                pieces += self._run_simulated(batch)
+                pieces += self._run_batch(batch)
             else:
                 for s in batch.slices:
                     columns = self._invalid(s) if batch.kind == "invalid" else self._run_math(s)
@@ -102,37 +104,61 @@ class LocalRunner:
         columns = results.over_passes(results.math_columns(dep, times, n_passes), passes)
         return {**self._common(s, passes.sum(times.step_s)), **columns}
 
-    def template(self, batch: Batch) -> Template:
+    def template(self, batch: Batch, collective: str | None = None) -> Template:
         """Return the template of a batch; the last one is kept, as a batch may continue in the next part."""
-        if self._template is None or self._template[0] != batch.key:
+        key = (batch.key, collective)
+        if self._template is None or self._template[0] != key:
             self._template = None  # freed before the next is built
             first = batch.slices[0]
-            dep, _ = self._deployment(first)
+            dep = self._simulated_deployment(first, collective)
             (reach,) = row_reach(dep, self.expansion, first.rows[:1]).tolist()
             structure = build_structure(dep, self.plan.networks[first.deployment], reach)
-            self._template = (batch.key, Template(structure, reduced=self.fidelity == "exact"))
+            self._template = (key, Template(structure, reduced=self.fidelity == "exact"))
         return self._template[1]
 
-    def _run_simulated(self, batch: Batch) -> list[tuple[int, Columns]]:
-        template = self.template(batch)
+    def _simulated_deployment(self, s: Slice, collective: str | None) -> Deployment:
+        """Return the deployment of a slice, its collectives by one algorithm where it leaves that open."""
+        dep, _ = self._deployment(s)
+        return dep if collective is None else dataclasses.replace(dep, collective=collective)
+
+    def _run_batch(self, batch: Batch) -> list[tuple[int, Columns]]:
+        """Simulate a batch; with ``collective = "best"`` by each algorithm, of which every row takes the faster."""
+        dep, _ = self._deployment(batch.slices[0])
+        if dep.collective != "best":
+            return self._run_simulated(batch, None, self.on_progress)
+        first, *others = COLLECTIVES
+        pieces = self._run_simulated(batch, first, lambda n: None)
+        chosen = [results.chosen_collective(columns, first) for _, columns in pieces]
+        for other in others:
+            again = self._run_simulated(batch, other, self.on_progress)
+            rivals = [results.chosen_collective(columns, other) for _, columns in again]
+            chosen = [results.faster(mine, rival) for mine, rival in zip(chosen, rivals, strict=True)]
+        return [(n, columns) for (n, _), columns in zip(pieces, chosen, strict=True)]
+
+    def _run_simulated(
+        self, batch: Batch, collective: str | None, on_progress: Callable[[int], None]
+    ) -> list[tuple[int, Columns]]:
+        template = self.template(batch, collective)
         costs = [self._costs(template, s) for s in batch.slices]
         joined = CostRows(*(np.concatenate(column) for column in zip(*costs, strict=True)))
         # Rows are counted as they are simulated, but those of several passes when all of the batch are.
         is_chunked = len(joined.duration_s) != batch.n_rows
-        simulated = simulate_rows(template, joined, self.jobs, (lambda n: None) if is_chunked else self.on_progress)
+        simulated = simulate_rows(template, joined, self.jobs, (lambda n: None) if is_chunked else on_progress)
         pieces = []
         begin = 0
         for s, rows in zip(batch.slices, costs, strict=True):
             end = begin + len(rows.duration_s)
             of_slice = slice(begin, end)
             part = Simulated(simulated.measures[of_slice], simulated.n_events[of_slice], simulated.n_ops[of_slice])
-            pieces.append((len(s.rows), self._simulated(template, s, rows, part)))
+            pieces.append((len(s.rows), self._simulated(template, s, rows, part, collective)))
             begin = end
         if is_chunked:
-            self.on_progress(batch.n_rows)
+            on_progress(batch.n_rows)
         return pieces
 
-    def _simulated(self, template: Template, s: Slice, costs: CostRows, simulated: Simulated) -> Columns:
+    def _simulated(
+        self, template: Template, s: Slice, costs: CostRows, simulated: Simulated, collective: str | None
+    ) -> Columns:
         """Return the columns of a slice from the costs and the measures of its passes."""
         dep, passes = self._deployment(s)
         network, load, n_passes = self.plan.networks[s.deployment], build_load(dep, *passes.load), len(passes.seq_len)
@@ -150,7 +176,7 @@ class LocalRunner:
             **self._common(s, step_s),
             **results.over_passes(of_passes, passes),
             **results.traffic_columns(dep, template, sent, costs.capacity[passes.first], step_s),
-            **self._audit(template, s, costs, pass_s),
+            **self._audit(template, s, costs, pass_s, collective),
         }
 
     def _costs(self, template: Template, s: Slice) -> CostRows:
@@ -158,10 +184,13 @@ class LocalRunner:
         load = build_load(dep, *passes.load)
         return cost_rows(dep, template.structure.keys, self.plan.networks[s.deployment], load, len(passes.seq_len))
 
-    def _audit(self, template: Template, s: Slice, costs: CostRows, pass_s: NDArray[np.float64]) -> Columns:
+    def _audit(
+        self, template: Template, s: Slice, costs: CostRows, pass_s: NDArray[np.float64], collective: str | None
+    ) -> Columns:
         """Audit every pass of the chosen rows of a slice: simulate it once more, keeping the times of every op."""
         columns: dict[str, list[int | None]] = {name: [None] * len(s.rows) for name in KPIS}
-        dep, passes = self._deployment(s)
+        _, passes = self._deployment(s)
+        dep = self._simulated_deployment(s, collective)
         for row in np.flatnonzero(self.plan.audited[s.rows]):
             total = dict.fromkeys(KPIS, 0)
             for i in passes.of_row(row):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from g5cp_vec.config._keys import LOAD_KEYS
+from g5cp_vec.config._keys import BEST, COLLECTIVES, LOAD_KEYS
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import VALID, Expansion
 from g5cp_vec.mapping.load import build_load
@@ -151,7 +151,9 @@ def _choose_audited(batches: list[Batch], expansion: Expansion, audit: str) -> N
 
 def estimated_ops(dep: Deployment, fidelity: str) -> int:
     """Roughly how many ops are simulated for a point of this deployment; cuts the work into parts, nothing else."""
-    sends = 4 * (dep.tp - 1) + 2 * ((dep.ep or 1) - 1) + 2 * dep.cp
+    sends = 4 * (dep.tp - 1) + 2 * ((dep.ep or 1) - 1) + 2 * dep.sequence_ranks
+    if dep.is_sharded:
+        sends += 6 * (dep.pcp * dep.dcp - 1)
     if fidelity == "full":
         return dep.n_chips * dep.model.n_layers * (6 + sends)
     # A few classes of chips and a few layers are left of it.
@@ -162,7 +164,8 @@ def _row_work(dep: Deployment | str, kind: str, audited: NDArray[np.bool_], pass
     """Work of each row of a slice, in simulated ops."""
     if kind != "g5" or not isinstance(dep, Deployment):
         return np.ones(len(audited), np.int64)
-    return passes * (estimated_ops(dep, fidelity) + audited * (AUDIT_WORK * estimated_ops(dep, "full")))
+    times = passes * (len(COLLECTIVES) if dep.collective == BEST else 1)
+    return times * (estimated_ops(dep, fidelity) + audited * (AUDIT_WORK * estimated_ops(dep, "full")))
 
 
 def points(expansion: Expansion, rows: slice | NDArray[np.int64]) -> Point:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from g5cp_vec import __version__
+from g5cp_vec.config.context import PASS_KV
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.cost.math_path import MathTimes
 from g5cp_vec.cost.model_flops import model_flops
@@ -63,6 +64,8 @@ def memory_columns(dep: Deployment, point: Point, passes: Passes) -> Columns:
     fullest = passes.largest(memory.peak_bytes)
     of_load, which = np.unique(np.stack(point[1:], axis=1), axis=0, return_inverse=True)
     longest = np.array([model.max_seq_len(*map(int, load)) for load in of_load], np.int64)[which.ravel()]
+    sizes, of_size = np.unique(np.stack([passes.seq_len, passes.cached_tokens]), axis=1, return_inverse=True)
+    n_sequences = model.max_sequences(*sizes)[of_size.ravel()]
     fits = memory.peak_bytes[fullest] <= model.usable_bytes
     return {
         "kv_bytes": memory.kv_bytes[fullest],
@@ -73,6 +76,7 @@ def memory_columns(dep: Deployment, point: Point, passes: Passes) -> Columns:
         "hbm_bytes": np.full(len(fits), dep.chip.hbm_bytes),
         "fits": fits,
         "max_seq_len": longest,
+        "max_concurrent_seqs": -passes.max(-n_sequences),  # as many as fit in every pass
         "status": np.where(fits, "ok", "oom").tolist(),
     }
 
@@ -137,7 +141,7 @@ def simulated_columns(
         "overhead_s": (template.computes["all"][chip] * fixed_s).sum(axis=1) / speed,
         **_overlap(measures[:, measure.COMM_S], measures[:, measure.EXPOSED_COMM_S]),
     }
-    if dep.phase == "prefill" and dep.cp > 1:
+    if has_ring(dep):
         columns |= {
             "ring_s": measures[:, measure.RING_S],
             "ring_compute_s": busy("ring"),
@@ -181,12 +185,36 @@ def math_columns(dep: Deployment, times: MathTimes, n_points: int) -> Columns:
     return columns
 
 
+def chosen_collective(columns: Columns, collective: str) -> Columns:
+    """Add the algorithm that the collectives of a slice's rows were simulated with."""
+    return columns | {"chosen_collective": [collective] * len(columns["step_s"])}
+
+
+def faster(mine: Columns, rival: Columns) -> Columns:
+    """Return, row by row, the columns of the faster of two simulations of the same rows; mine on a tie."""
+    loses = np.asarray(rival["step_s"] < mine["step_s"])
+
+    def choose(a: Any, b: Any) -> Any:
+        if isinstance(a, list):
+            return [y if other else x for x, y, other in zip(a, b, loses.tolist(), strict=True)]
+        return np.where(loses, b, a)
+
+    return {name: choose(value, rival[name]) for name, value in mine.items()}
+
+
+def has_ring(dep: Deployment) -> bool:
+    """Whether a prefill passes keys and values around a ring."""
+    return dep.phase == "prefill" and dep.sequence_ranks > 1 and dep.prefill_form == PASS_KV
+
+
 def _applies(dep: Deployment, traffic: str) -> bool:
     """Whether a kind of traffic exists for a deployment; where it does not, its column is null."""
     if traffic == "passkv_bytes":
-        return dep.phase == "prefill" and dep.cp > 1
+        return has_ring(dep) or (dep.phase == "prefill" and dep.cp > 1)
     if traffic.startswith("passq"):
         return dep.phase == "decode" and dep.cp > 1
+    if traffic in ("pcp_bytes", "dcp_bytes"):
+        return (dep.pcp if traffic == "pcp_bytes" else dep.dcp) > 1
     if traffic == "ep_bytes":
         return dep.model.has_experts
     return dep.tp > 1 if traffic == "tp_bytes" else dep.pp > 1

@@ -27,13 +27,18 @@ TRAFFIC = {
     "passkv_bytes": (("cp_pass_kv", "cp_halo", "cp_gather"), "src"),
     "passq_query_bytes": (("cp_pass_q",), "dst"),
     "passq_reduce_bytes": (("cp_reduce",), "src"),
+    "pcp_bytes": (("pcp",), "src"),
+    "dcp_bytes": (("dcp",), "src"),
     "tp_bytes": (("tp",), "src"),
     "ep_bytes": (("ep",), "src"),
     "pp_bytes": (("pp",), "src"),
 }
+SHARDED = ("shard", "attend", "head", "tail", "context", "segment_full", "segment_last")
 # Compute ops that attend, by the name in their cost keys (before the rank that some of them name).
 RING_STEPS = ("ring_step", "slowed_ring_step")
-ATTENDING = (*RING_STEPS, "attention", "partial", "ring_partial", "own", "halo", "indexer", "sparse", "states", "scan")
+ATTENDING = (
+    *RING_STEPS, "attention", "partial", "ring_partial", "own", "halo", "indexer", "sparse", "states", "scan", *SHARDED,
+)  # fmt: skip
 
 
 class Fold(NamedTuple):

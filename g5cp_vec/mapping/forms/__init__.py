@@ -32,8 +32,8 @@ DECODE_FORMS: dict[str, Form] = {
 
 
 def form_name(dep: Deployment) -> str | None:
-    """Return the name of the form that a deployment's runtime makes of its attention; None at cp = 1."""
-    if dep.cp == 1:
+    """Return the name of the form that a deployment's runtime makes of its attention; None where nothing is split."""
+    if dep.sequence_ranks == 1:
         return None
     form, runtime = dep.prefill_form or dep.decode_form, dep.runtime
     if form == "pass_kv":

@@ -1,0 +1,289 @@
+"""Context parallelism as vLLM and vllm-ascend deploy it: what is legal, and how many ranks share a cache.
+
+*Prefill context parallelism* (``pcp``) adds ranks and splits new tokens over them; *decode context parallelism*
+(``dcp``) adds none and splits the cache over ranks of a tensor-parallel group, which would hold it several times
+otherwise. Two semantics are deployed:
+
+- ``multiplicative`` (vllm-ascend's first runner): the cache is split over ``pcp * dcp`` ranks; a dcp group is ``dcp``
+  consecutive ranks of a tp group, whatever ``pcp`` is.
+- ``orthogonal`` (vLLM's second runner): the cache is split over ``dcp`` ranks. Without pcp they are consecutive in a tp
+  group; with it they are the pcp group (``dcp = pcp``) or all ``tp * pcp`` ranks, or there is no split (``dcp = 1``).
+
+Sources of the rules: the parallel-config checks and user guides of both projects (vllm-ascend v0.13 to v0.23; vLLM's
+second runner, pull request 46570).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from g5cp_vec.config.attention import Attention
+
+Ints = NDArray[np.int64]
+
+SEMANTICS = ("multiplicative", "orthogonal")
+BLOCK_SIZE = 128
+PASS_KV, ALLGATHER_KV, ALLGATHER_Q = "pass_kv", "allgather_kv", "allgather_q"
+AG_RS, A2A, A2A_FP32 = "dcp_ag_rs", "dcp_a2a", "dcp_a2a_fp32"
+DCP_FORMS = (AG_RS, A2A, A2A_FP32)
+# Most rows into which cached context is gathered at once, by the project that deploys a semantics.
+WORKSPACE_CAP_TOKENS = {"multiplicative": 131072, "orthogonal": 65536}
+# Layouts that a refusal names.
+_N_NEAREST = 3
+
+
+def kv_shards(pcp: int, dcp: int, semantics: str) -> int:
+    """Return the ranks that share one copy of a cache."""
+    return pcp * dcp if semantics == "multiplicative" else dcp
+
+
+def dcp_group(tp: int, pcp: int, dcp: int, semantics: str) -> str:
+    """Return which ranks form a dcp group: ``tp`` (consecutive ones of a tp group), ``pcp``, or ``all`` of both."""
+    if semantics == "multiplicative" or pcp == 1 or dcp == 1:
+        return "tp"
+    return "pcp" if dcp == pcp else "all"
+
+
+def gather_workspace_tokens(max_model_len: Any, max_num_seqs: Any, block_size: int, cap_tokens: int) -> Any:
+    """Return the rows of the buffer into which sharded context is gathered, segment by segment.
+
+    Eight contexts of the longest length or four blocks a sequence, whichever is more, but no more than
+    ``cap_tokens`` (vllm-ascend 131072, vLLM 65536), and at least one block a sequence. Integers or arrays of them.
+    """
+    wanted = np.maximum(8 * max_model_len, 4 * max_num_seqs * block_size)
+    rows = np.maximum(np.minimum(wanted, cap_tokens), max_num_seqs * block_size)
+    return rows if isinstance(rows, np.ndarray) else int(rows)
+
+
+def segment_step_tokens(block_size: int, interleave: int, shards: int) -> int:
+    """Return what a gathered segment of one context is a multiple of: whole blocks and whole turns of the ranks."""
+    return math.lcm(block_size, interleave * shards)
+
+
+def attention_obstacles(a: Attention, tp: int, pcp: int, dcp: int, semantics: str) -> Iterator[str]:
+    """Yield why one kind of attention cannot be laid out so, the most telling reason first."""
+    if pcp * dcp == 1:
+        return
+    if a.span in ("window", "chunk"):
+        yield f"pcp = {pcp}, dcp = {dcp}: attention with a {a.span} is not deployed so, use pcp = dcp = 1 (or cp)"
+        return
+    if a.span == "sparse":
+        # The indexer is replicated over the tp group, all of which shares the cache.
+        if pcp > 1 or semantics != SEMANTICS[0]:
+            where = f"pcp = {pcp}" if pcp > 1 else f'cp_semantics = "{semantics}"'
+            yield f"{where}: sparse attention is modelled with pcp = 1 and multiplicative semantics only"
+        elif dcp != tp:
+            yield f"dcp = {dcp} of sparse attention must be tp = {tp} (or 1): its indexer is replicated over the group"
+        return
+    if dcp == 1:
+        return
+    if dcp_group(tp, pcp, dcp, semantics) != "tp":
+        if dcp not in (pcp, tp * pcp):
+            yield f"dcp = {dcp} with pcp = {pcp} is none of 1, pcp = {pcp}, tp*pcp = {tp * pcp} (orthogonal semantics)"
+        elif a.kind == "gqa":
+            yield f"dcp = {dcp} over pcp = {pcp} ranks (orthogonal semantics) is deployed for latent attention only"
+        return
+    if tp % dcp:
+        yield f"dcp = {dcp} does not divide tp = {tp}"
+        return
+    if a.kind == "mla":
+        return
+    heads = f"{a.n_kv_heads} key/value heads"
+    if tp <= a.n_kv_heads:
+        yield f"dcp = {dcp} needs more tp ranks than {heads}, got tp = {tp}: no rank's cache is a copy of another's"
+    elif dcp > tp // a.n_kv_heads:
+        yield f"dcp = {dcp} exceeds the tp/kv = {tp}//{a.n_kv_heads} = {tp // a.n_kv_heads} copies of {heads}"
+    elif a.n_heads // a.n_kv_heads % dcp:
+        yield f"dcp = {dcp} does not divide the {a.n_heads // a.n_kv_heads} query heads of a key/value head"
+    elif semantics == "multiplicative" and tp // a.n_kv_heads % dcp:
+        yield f"dcp = {dcp} does not divide the tp/kv = {tp}//{a.n_kv_heads} = {tp // a.n_kv_heads} copies of {heads}"
+
+
+def _fits_heads(a: Attention, tp: int) -> bool:
+    if a.n_heads % tp:
+        return False
+    return a.kind == "mla" or a.n_kv_heads % tp == 0 or tp % a.n_kv_heads == 0
+
+
+@lru_cache(maxsize=256)
+def legal_layouts(attentions: tuple[Attention, ...], n_chips: int, semantics: str) -> tuple[tuple[int, int, int], ...]:
+    """Return every legal (tp, pcp, dcp) on so many chips, ascending; what is left of them is dp.
+
+    Data parallelism does not go with pcp, so ``tp * pcp = n_chips`` where pcp > 1. Only the heads decide here; what
+    feed-forward widths and experts allow depends on ep as well.
+    """
+    found = []
+    for tp in (n for n in range(1, n_chips + 1) if n_chips % n == 0):
+        if not all(_fits_heads(a, tp) for a in attentions):
+            continue
+        for pcp in dict.fromkeys((1, n_chips // tp)):
+            for dcp in (n for n in range(1, tp * pcp + 1) if (tp * pcp) % n == 0):
+                if not any(reason for a in attentions for reason in attention_obstacles(a, tp, pcp, dcp, semantics)):
+                    found.append((tp, pcp, dcp))
+    return tuple(found)
+
+
+def _nearest(attentions: Sequence[Attention], n_chips: int, tp: int, pcp: int, dcp: int, semantics: str) -> str:
+    """Name the legal layouts that differ least, in factors of their degrees; most context parallelism first."""
+
+    def distance(layout: tuple[int, int, int]) -> tuple[float, int]:
+        apart = sum(abs(math.log2(a / b)) for a, b in zip(layout, (tp, pcp, dcp), strict=True))
+        return apart, -layout[1] * layout[2]
+
+    found = sorted(legal_layouts(tuple(attentions), n_chips, semantics), key=distance)[:_N_NEAREST]
+    if not found:
+        return "no (tp, pcp, dcp) is legal on so many chips"
+    return "nearest legal (tp, pcp, dcp): " + ", ".join(map(str, found))
+
+
+def context_obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what forbids the context parallelism of a combination, defaults filled in."""
+    n_chips, dp, tp, pp, cp, pcp, dcp = (chosen[key] for key in ("n_chips", "dp", "tp", "pp", "cp", "pcp", "dcp"))
+    yield from _form_obstacles(chosen)
+    if pcp * dcp == 1:
+        return
+    degrees = f"pcp = {pcp}" if pcp > 1 else f"dcp = {dcp}"
+    if cp > 1:
+        yield f"cp = {cp} and {degrees} are two ways to split a context: use cp = 1 with pcp and dcp"
+    if chosen["path"] == "math":
+        yield f'the analytic path has no context parallelism, got {degrees}: use path = "g5" or pcp = dcp = 1'
+    if pcp > 1 and dp > 1:
+        yield f"dp = {dp} with pcp = {pcp} is not deployed: use dp = 1"
+    if pcp > 1 and chosen["tp_sp"]:
+        yield f"tp_sp = true and pcp = {pcp} both split the sequence: use tp_sp = false or pcp = 1"
+    semantics = chosen["cp_semantics"]
+    if pcp > 1 and pp > 1 and semantics == "orthogonal":
+        yield f"pp = {pp} with pcp = {pcp} is not deployed with orthogonal semantics: use pp = 1"
+    if dcp > 1 and has_sparse(chosen["model"]) and chosen["interleave"] != chosen["block_size"]:
+        written = f"interleave = {chosen['interleave']}, block_size = {chosen['block_size']}"
+        yield f"{written}: sparse attention shares a cache by whole blocks, leave interleave out or make it as long"
+    if chosen["block_size"] % chosen["interleave"]:
+        yield f"interleave = {chosen['interleave']} does not divide block_size = {chosen['block_size']}"
+    kinds = chosen["model"].kinds[0]
+    if any(kind.linear is not None for kind in kinds):
+        yield f"linear attention under {degrees} is not modelled, a state would have to travel: use pcp = dcp = 1"
+        return
+    attentions = list(dict.fromkeys(kind.softmax for kind in kinds if kind.softmax is not None))
+    for a in attentions:
+        for reason in attention_obstacles(a, tp, pcp, dcp, semantics):
+            yield f"{reason}; {_nearest(attentions, n_chips // pp, tp, pcp, dcp, semantics)}"
+
+
+def _form_obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what forbids the form of attention."""
+    cp, pcp, dcp, semantics = (chosen[key] for key in ("cp", "pcp", "dcp", "cp_semantics"))
+    prefill, decode = chosen["prefill_form"], chosen["decode_form"]
+    softmax = [kind.softmax for kind in chosen["model"].kinds[0] if kind.softmax is not None]
+    if cp > 1 and prefill in (ALLGATHER_KV, ALLGATHER_Q) and any(a.span != "full" for a in softmax):
+        yield f'prefill_form = "{prefill}" of a cp group is built for full attention: use prefill_form = "pass_kv"'
+    if cp * pcp * dcp > 1 and prefill == ALLGATHER_Q:
+        if any(a.kind == "mla" for a in softmax):
+            yield 'prefill_form = "allgather_q" is deployed for grouped-query attention: use "allgather_kv"'
+        if pcp > 1 and semantics == "orthogonal":
+            yield 'prefill_form = "allgather_q" with pcp > 1 needs multiplicative semantics: use "allgather_kv"'
+    if dcp > 1 and has_sparse(chosen["model"]):
+        if decode in (AG_RS, A2A):
+            yield f'decode_form = "{decode}" of sparse attention is not deployed: use "{A2A_FP32}"'
+        if prefill == PASS_KV:
+            yield f'prefill_form = "{prefill}" of sparse attention with dcp is not deployed: use "{ALLGATHER_KV}"'
+    if decode in DCP_FORMS and cp > 1:
+        yield f'decode_form = "{decode}" acts on pcp and dcp, got cp = {cp}: use cp = 1, or decode_form = "pass_q"'
+    if decode is None or pcp * dcp == 1:
+        return
+    if decode not in DCP_FORMS:
+        yield f'decode_form = "{decode}" acts on a cp group, got pcp = {pcp}, dcp = {dcp}: use one of the dcp forms'
+    elif decode == AG_RS and pcp > 1 and semantics == "multiplicative":
+        yield f'decode_form = "{decode}" does not merge over pcp = {pcp} with multiplicative semantics: use a2a forms'
+    elif decode != AG_RS and pcp > 1 and dcp > 1 and semantics == "orthogonal":
+        yield f'decode_form = "{decode}" over pcp = {pcp} with orthogonal semantics is not modelled: use dcp_ag_rs'
+
+
+def refused_loads(
+    dep: Any, seq_len: Ints, batch: Ints, cached_tokens: Ints, chunk_tokens: Ints
+) -> list[tuple[int, str]]:
+    """Return which loads a deployment cannot prefill with what is cached, or in passes, and why.
+
+    Parameters
+    ----------
+    dep : Deployment
+    seq_len, batch, cached_tokens, chunk_tokens : ndarrays of int64, shape (n,)
+
+    Returns
+    -------
+    list of (position, reason)
+    """
+    if dep.phase != "prefill" or dep.sequence_ranks * dep.dcp == 1:
+        return []
+    if dep.prefill_form != PASS_KV and np.any(chunk_tokens > 0):
+        reason = (
+            f'chunk_tokens with prefill_form = "{dep.prefill_form}" is not modelled, the passes differ in structure: '
+            "use chunk_tokens = 0, and cached_tokens for what passes before have computed"
+        )
+        return [(at, reason) for at in np.flatnonzero(chunk_tokens > 0).tolist()]
+    if not dep.is_sharded:
+        return []
+    shards, refused = dep.kv_shards, (cached_tokens > 0) | (chunk_tokens > 0)
+    if dep.prefill_form == PASS_KV:
+        reason = (
+            f'prefill_form = "pass_kv" rings over pcp = {dep.pcp} ranks, but {shards} share the cached context: '
+            'use "allgather_kv" or "allgather_q", or cached_tokens = 0'
+        )
+        return [] if shards == dep.pcp else [(at, reason) for at in np.flatnonzero(refused).tolist()]
+    if dep.prefill_form != ALLGATHER_KV or shards == 1 or not gathers_segments(dep.model):
+        return []
+    step = segment_step_tokens(dep.block_size, dep.interleave, shards)
+    rows = gather_workspace_tokens(seq_len, batch, dep.block_size, WORKSPACE_CAP_TOKENS[dep.cp_semantics])
+    few = np.flatnonzero(refused & (rows // batch < step)).tolist()
+    return [
+        (
+            at,
+            f"batch = {batch[at]}: cached contexts are gathered over {shards} ranks in segments of at least {step} "
+            f"tokens each, and the workspace of {rows[at]} tokens has room for {rows[at] // step} of them",
+        )
+        for at in few
+    ]
+
+
+def default_prefill_form(chosen: Mapping[str, Any]) -> str:
+    """Return the form of a point that names none: with pcp keys and values are gathered; see the module on dcp.
+
+    With dcp alone, cached context is met as deployed: grouped queries go to it, latents come.
+    """
+    if chosen["pcp"] > 1:
+        return ALLGATHER_KV
+    if chosen["dcp"] > 1:
+        return ALLGATHER_Q if prefers_gathered_queries(chosen["model"]) else ALLGATHER_KV
+    return PASS_KV
+
+
+def prefers_gathered_queries(model: Any) -> bool:
+    """Whether a model's queries are gathered rather than its cached keys and values: grouped-query attention."""
+    return all(kind.softmax.kind == "gqa" for kind in model.kinds[0] if kind.softmax is not None)
+
+
+def has_sparse(model: Any) -> bool:
+    """Whether some layer chooses the tokens that it attends."""
+    return any(kind.softmax is not None and kind.softmax.span == "sparse" for kind in model.kinds[0])
+
+
+def gathers_segments(model: Any) -> bool:
+    """Whether some layer attends all of a cached context."""
+    return any(kind.softmax is not None and kind.softmax.span == "full" for kind in model.kinds[0])
+
+
+def default_interleave(model: Any, dcp: int, block_size: int) -> int:
+    """Return the run length of a point that names none: a token, or a block where attention is sparse."""
+    return block_size if dcp > 1 and has_sparse(model) else 1
+
+
+def default_decode_form(chosen: Mapping[str, Any], otherwise: str) -> str:
+    """Return the form of a point that names none."""
+    if chosen["pcp"] * chosen["dcp"] == 1:
+        return otherwise
+    return A2A_FP32 if chosen["cp_semantics"] == "multiplicative" else AG_RS
