@@ -32,7 +32,7 @@ from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.cost.parts import AttentionShape, OpParts, Part
 from g5cp_vec.cost.products import gemm, memory
-from g5cp_vec.mapping.load import Count, Load, ceil_div, wide
+from g5cp_vec.mapping.load import Count, Load, ceil_div, most, wide
 from g5cp_vec.mapping.sharding import (
     Chunks,
     chosen_on_shard,
@@ -159,13 +159,14 @@ def _attend(
     else:
         per_row = w.heads * (a.d_qk + a.d_v) if up else w.cached
         kv_bytes = n_bytes(keys * per_row, dep.activation_dtype)
+    # What is empty is launched all the same: its duration is looked up as that of one token.
     vectors = n_bytes(load.batch * q_rows * heads * (w.d_q + w.d_out), dep.activation_dtype)
     shape = AttentionShape(
         phase=dep.phase,
         batch=load.batch,
-        q_tokens=q_rows,
-        kv_tokens=kv_tokens,
-        pairs=doubled / 2,
+        q_tokens=most(q_rows, 1),
+        kv_tokens=most(kv_tokens, 1),
+        pairs=most(doubled / 2, 1),
         heads=heads,
         kv_heads=heads if up else a.kv_heads(dep.tp),
         d_qk=w.d_q,
