@@ -249,3 +249,19 @@ def test_linear_layers_are_refused():
     linear = Linear(kind="gated_delta_net", n_heads=8, n_key_heads=8, key_head_dim=16, value_head_dim=16, conv_kernel=4)
     with pytest.raises(InfeasibleError, match="linear attention under dcp = 2 is not modelled"):
         deploy(model=small_model(linear=linear, layer=(LayerTable(mixer="linear"), LayerTable())), tp=2, dcp=2)
+
+
+@pytest.mark.parametrize(
+    ("phase", "forms"),
+    [
+        ("decode", ["pass_q", "pass_q_ring", "dcp_ag_rs", "dcp_a2a", "dcp_a2a_fp32"]),
+        ("prefill", ["pass_kv", "allgather_kv", "allgather_q"]),
+    ],
+)
+def test_without_ranks_to_split_over_forms_are_alike(phase, forms):
+    fixed = {"model": "llama-3.1-8b", "chip": "h100-sxm", "topology": "hgx-8", "phase": phase, "cp": 1, "seq_len": 8192,
+             "cached_tokens": 4096, "n_chips": 8, "tp": 4, "batch": 3}  # fmt: skip
+    frame = sweep({"name": "t", "fixed": fixed, "axes": {f"{phase}_form": forms}}, audit="all")
+    apart = {name for name in frame.columns if frame[name].n_unique() > 1}
+    assert apart == {"point_id", "row", f"{phase}_form"}
+    assert frame["lost_flops"].to_list() == [0] * len(forms)
