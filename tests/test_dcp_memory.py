@@ -7,6 +7,7 @@ import pytest
 from test_acceptance_tools import PRESETS
 from test_dcp_bytes import DEEPSEEK, QWEN, SMALL, deploy, short
 
+from g5cp_vec import run
 from g5cp_vec.mapping.memory import MOST_SEQUENCES, MemoryModel
 
 GIB = 2**30
@@ -139,3 +140,22 @@ def test_most_sequences(case, phase):
         if most < min(MOST_SEQUENCES, model.dep.most_tokens // (model.dep.dp * seq_len)):
             assert model.at(seq_len, most + 1, 0).peak_bytes > model.usable_bytes
     assert found[0] > found[3] >= found[4] >= found[5] == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"phase": "decode", "seq_len": 100, "interleave": 128},
+        {"seq_len": 300, "cached_tokens": 100},
+        {"seq_len": 1},
+        {"seq_len": 3, "dcp": 1, "cp_semantics": "orthogonal"},
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_calibrated_chips_price_empty_shards_and_nothing_that_does_not_occur(changes):
+    fixed = {"model": "deepseek-v3-671b", "chip": "h200-sxm", "topology": "hgx-8", "phase": "prefill", "cp": 1,
+             "ep": 16, "n_chips": 16, "tp": 8, "pcp": 2, "dcp": 8} | changes  # fmt: skip
+    result = run({"name": "p", "fixed": fixed})
+    assert result.calibrated
+    assert np.isfinite(result.extrapolated)
+    assert result.step_s > 0

@@ -85,11 +85,16 @@ class Coverage(NamedTuple):
 SMALL_SHARE = 0.01
 
 
-def coverage(dep: Deployment, load: Load, n_points: int) -> Coverage:
-    """Say which ops of a deployment are priced by measurements, and how far outside them."""
+def coverage(dep: Deployment, load: Load, n_points: int, keys: CostKeys | None = None) -> Coverage:
+    """Say which ops of a deployment, those of a structure with ``keys``, are measured, and how far outside they are."""
     seconds, factors = [], []
     uncalibrated = set()
-    for (name, _), parts in parts_by_key(dep, load).items():
+    # Not every op that has a price occurs at every load.
+    occurring = None if keys is None else {split_rate(key)[0] for key in keys.durations}
+    for (name, kind), parts in parts_by_key(dep, load).items():
+        slowed = (f"slowed_{name}", kind)
+        if occurring is not None and (name, kind) not in occurring and slowed not in occurring:
+            continue
         for part in parts:
             price = price_part(dep.chip, dep.model.hidden, part)
             if price is None:

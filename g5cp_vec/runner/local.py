@@ -18,6 +18,7 @@ from g5cp_vec.cost.math_path import math_times
 from g5cp_vec.cost.rows import CostRows, cost_rows, fixed_rows
 from g5cp_vec.engine.measure import MAKESPAN_S
 from g5cp_vec.errors import SimulationError
+from g5cp_vec.mapping.graph import CostKeys
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.structure import build_structure
 from g5cp_vec.runner import results
@@ -87,13 +88,13 @@ class LocalRunner:
         assert isinstance(dep, Deployment)
         return dep, split_passes(dep, points(self.expansion, s.rows))
 
-    def _common(self, s: Slice, step_s: NDArray[np.float64]) -> Columns:
+    def _common(self, s: Slice, step_s: NDArray[np.float64], keys: CostKeys | None = None) -> Columns:
         dep, passes = self._deployment(s)
         point = points(self.expansion, s.rows)
         return {
             **self._identity(s),
             **results.memory_columns(dep, point, passes),
-            **results.calibration_columns(dep, passes),
+            **results.calibration_columns(dep, passes, keys),
             **results.step_columns(dep, point, passes, step_s),
         }
 
@@ -173,7 +174,7 @@ class LocalRunner:
         step_s = passes.sum(pass_s)
         sent = passes.sum(costs.bytes)
         return {
-            **self._common(s, step_s),
+            **self._common(s, step_s, template.structure.keys),
             **results.over_passes(of_passes, passes),
             **results.traffic_columns(dep, template, sent, costs.capacity[passes.first], step_s),
             **self._audit(template, s, costs, pass_s, collective),

@@ -17,6 +17,7 @@ from g5cp_vec.cost.model_flops import model_flops
 from g5cp_vec.cost.rows import coverage
 from g5cp_vec.engine import measure
 from g5cp_vec.errors import SimulationError
+from g5cp_vec.mapping.graph import CostKeys
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.memory import MemoryModel
 from g5cp_vec.mapping.network import Network
@@ -81,12 +82,15 @@ def memory_columns(dep: Deployment, point: Point, passes: Passes) -> Columns:
     }
 
 
-def calibration_columns(dep: Deployment, passes: Passes) -> Columns:
-    """Whether every compute of a point is priced by measurements, which are not, and how far outside them it is."""
+def calibration_columns(dep: Deployment, passes: Passes, keys: CostKeys | None) -> Columns:
+    """Whether every compute of a point is priced by measurements, which are not, and how far outside them it is.
+
+    ``keys`` of the structure; None for the closed form.
+    """
     n_points = len(passes.first)
     if dep.chip.calibration is None:
         return {"calibrated": np.full(n_points, dep.chip.calibrated)}
-    covered = coverage(dep, build_load(dep, *passes.load), len(passes.seq_len))
+    covered = coverage(dep, build_load(dep, *passes.load), len(passes.seq_len), keys)
     columns: Columns = {
         "calibrated": np.full(n_points, not covered.uncalibrated),
         "extrapolated": passes.max(covered.extrapolated),
