@@ -216,13 +216,13 @@ def test_rings_need_as_many_shards():
     assert rows(prefill_form=["pass_kv"], dcp=[1], cp_semantics=["orthogonal"]).reasons
 
 
-def test_passes_are_refused_where_they_differ_in_structure():
-    for changes in ({"prefill_form": ["allgather_kv"]}, {"prefill_form": ["allgather_kv"], "pcp": [1], "n_chips": [8]}):
-        found = rows(chunk_tokens=[0, 4096], ep=[8], **changes)
-        assert found.reason_code.tolist() == [-1, 0]
-        assert "use chunk_tokens = 0, and cached_tokens" in found.reasons[0]
+def test_passes_meet_the_cache_of_those_before():
     assert not rows(prefill_form=["pass_kv"], dcp=[1], chunk_tokens=[4096]).reasons
     assert rows(prefill_form=["pass_kv"], dcp=[8], cached_tokens=[0], chunk_tokens=[4096]).reasons
+    # 8 * 4096 tokens of workspace for 17 contexts: not 2048 for each, in the pass from 2048 to 4096.
+    early = rows(batch=[17], interleave=[128], cached_tokens=[0], chunk_tokens=[2048], seq_len=["256K"])
+    assert "batch = 17" in early.reasons[0]
+    assert not rows(batch=[17], interleave=[128], cached_tokens=[0], chunk_tokens=[16384], seq_len=["256K"]).reasons
 
 
 def test_workspace_rule():

@@ -218,15 +218,7 @@ def refused_loads(
     -------
     list of (position, reason)
     """
-    if dep.phase != "prefill" or dep.sequence_ranks * dep.dcp == 1:
-        return []
-    if dep.prefill_form != PASS_KV and np.any(chunk_tokens > 0):
-        reason = (
-            f'chunk_tokens with prefill_form = "{dep.prefill_form}" is not modelled, the passes differ in structure: '
-            "use chunk_tokens = 0, and cached_tokens for what passes before have computed"
-        )
-        return [(at, reason) for at in np.flatnonzero(chunk_tokens > 0).tolist()]
-    if not dep.is_sharded:
+    if dep.phase != "prefill" or not dep.is_sharded:
         return []
     shards, refused = dep.kv_shards, (cached_tokens > 0) | (chunk_tokens > 0)
     if dep.prefill_form == PASS_KV:
@@ -238,6 +230,9 @@ def refused_loads(
     if dep.prefill_form != ALLGATHER_KV or shards == 1 or not gathers_segments(dep.model):
         return []
     step = segment_step_tokens(dep.block_size, dep.interleave, shards)
+    # The first pass with something in the cache is the one with least room.
+    first_end = np.where(cached_tokens > 0, cached_tokens + chunk_tokens, 2 * chunk_tokens)
+    seq_len = np.where(chunk_tokens > 0, np.minimum(first_end, seq_len), seq_len)
     rows = gather_workspace_tokens(seq_len, batch, dep.block_size, WORKSPACE_CAP_TOKENS[dep.cp_semantics])
     few = np.flatnonzero(refused & (rows // batch < step)).tolist()
     return [

@@ -221,7 +221,7 @@ def _reasons(
         ]
         code[tiny] = np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int32)[pair_of.ravel()]
     for index, dep in enumerate(deployments):
-        if isinstance(dep, Deployment) and dep.sequence_ranks * dep.dcp > 1:
+        if isinstance(dep, Deployment) and dep.is_sharded:
             rows = np.flatnonzero((deployment == index) & (code == VALID))
             for at, text in refused_loads(dep, *(load[key][rows] for key in LOAD_KEYS)):
                 code[rows[at]] = codes.setdefault(text, len(codes))

@@ -182,7 +182,9 @@ def _kv_up(dep: Deployment, a: Attention, w: Widths, rows: Count) -> list[Part]:
     """Up-projection of latents (kv_b_proj), where there are any."""
     if a.kind != "mla":
         return []
-    return gemm(dep, "kv_up", rows, a.kv_lora_rank, w.heads * (a.qk_nope_head_dim + a.v_head_dim), dep.dtype)
+    # No op has no rows; a load that lacks the op is priced beside others that have it.
+    width = w.heads * (a.qk_nope_head_dim + a.v_head_dim)
+    return gemm(dep, "kv_up", most(rows, 1), a.kv_lora_rank, width, dep.dtype)
 
 
 def _decode_parts(dep: Deployment, load: Load, a: Attention, w: Widths) -> OpParts:

@@ -22,10 +22,9 @@ from g5cp_vec.cost.rows import cost_rows, fixed_rows, parts_by_key
 from g5cp_vec.engine.arrays import COMPUTE
 from g5cp_vec.errors import ConfigError
 from g5cp_vec.mapping.graph import REASONS, OpGraph, split_rate
-from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.network import build_network
-from g5cp_vec.mapping.spans import structure_reach
-from g5cp_vec.mapping.structure import Structure, build_structure
+from g5cp_vec.mapping.structure import Structure
+from g5cp_vec.runner.apart import by_structure
 from g5cp_vec.runner.passes import Point, split_passes
 from g5cp_vec.runner.simulate import simulate_point
 from g5cp_vec.runner.template import Template
@@ -111,19 +110,15 @@ def break_down(dep: Deployment, point: Point, fidelity: str = "exact") -> Breakd
     if dep.path == "math":
         raise ConfigError('path: "math" is a closed form without operations to break down; use path = "g5"')
     network = build_network(dep.topology, dep.n_chips)
-    (reach,) = structure_reach(dep, build_load(dep, *point[:3])).tolist()
-    structure = build_structure(dep, network, reach)
-    template = Template(structure, reduced=fidelity == "exact")
-    passes = split_passes(dep, point)
-    n_passes = len(passes.seq_len)
-    load = build_load(dep, *passes.load)
-    costs = cost_rows(dep, structure.keys, network, load, n_passes)
-    units = _units_of_durations(dep, structure, load, costs.duration_s)
     computes, waits, step_s = dict[str, Category](), dict[tuple[str, str], Wait](), 0.0
-    for i in range(n_passes):
-        start_s, finish_s = simulate_point(template, costs, i)
-        step_s += float(finish_s.max())
-        _add_pass(structure.ops, start_s, finish_s, units[i], computes, waits)
+    for numbers, load, structure in by_structure(dep, network, split_passes(dep, point)):
+        template = Template(structure, reduced=fidelity == "exact")
+        costs = cost_rows(dep, structure.keys, network, load, len(numbers))
+        units = _units_of_durations(dep, structure, load, costs.duration_s)
+        for i in range(len(numbers)):
+            start_s, finish_s = simulate_point(template, costs, i)
+            step_s += float(finish_s.max())
+            _add_pass(structure.ops, start_s, finish_s, units[i], computes, waits)
     return Breakdown(
         step_s,
         sorted(computes.values(), key=lambda c: -c.seconds),

@@ -22,6 +22,7 @@ from g5cp_vec.mapping.graph import CostKeys
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.structure import build_structure
 from g5cp_vec.runner import results
+from g5cp_vec.runner.apart import are_apart, run_apart
 from g5cp_vec.runner.passes import Passes, split_passes
 from g5cp_vec.runner.plan import Batch, Plan, Slice, points, row_reach
 from g5cp_vec.runner.results import Columns
@@ -139,6 +140,8 @@ class LocalRunner:
     def _run_simulated(
         self, batch: Batch, collective: str | None, on_progress: Callable[[int], None]
     ) -> list[tuple[int, Columns]]:
+        if any(are_apart(*self._deployment(s)) for s in batch.slices):
+            return [self._run_apart(s, collective, on_progress) for s in batch.slices]
         template = self.template(batch, collective)
         costs = [self._costs(template, s) for s in batch.slices]
         joined = CostRows(*(np.concatenate(column) for column in zip(*costs, strict=True)))
@@ -156,6 +159,16 @@ class LocalRunner:
         if is_chunked:
             on_progress(batch.n_rows)
         return pieces
+
+    def _run_apart(self, s: Slice, collective: str | None, on_progress: Callable[[int], None]) -> tuple[int, Columns]:
+        """Simulate rows with passes that differ in structure."""
+        _, passes = self._deployment(s)
+        columns, step_s, keys = run_apart(
+            self._simulated_deployment(s, collective), self.plan.networks[s.deployment], passes,
+            self.plan.audited[s.rows], reduced=self.fidelity == "exact", jobs=self.jobs,
+        )  # fmt: skip
+        on_progress(len(s.rows))
+        return len(s.rows), {**self._common(s, step_s, keys), **columns}
 
     def _simulated(
         self, template: Template, s: Slice, costs: CostRows, simulated: Simulated, collective: str | None

@@ -168,7 +168,7 @@ def traffic_columns(
     step_s: NDArray[np.float64],
 ) -> Columns:
     """Bytes sent by the rank that sends most, by kind of traffic, and the busiest link."""
-    columns: Columns = {name: most_sent(template, name, message_bytes) for name in TRAFFIC if _applies(dep, name)}
+    columns: Columns = {name: most_sent(template, name, message_bytes) for name in TRAFFIC if applies(dep, name)}
     columns["bottleneck_link"], columns["bottleneck_utilisation"] = busiest_link(
         template, message_bytes, capacity, step_s
     )
@@ -184,7 +184,7 @@ def math_columns(dep: Deployment, times: MathTimes, n_points: int) -> Columns:
         **_overlap(times.comm_s, times.comm_s),
     }
     for name in ("tp_bytes", "ep_bytes", "pp_bytes"):
-        if _applies(dep, name):
+        if applies(dep, name):
             columns[name] = np.broadcast_to(getattr(times, name), (n_points,))
     return columns
 
@@ -211,7 +211,7 @@ def has_ring(dep: Deployment) -> bool:
     return dep.phase == "prefill" and dep.sequence_ranks > 1 and dep.prefill_form == PASS_KV
 
 
-def _applies(dep: Deployment, traffic: str) -> bool:
+def applies(dep: Deployment, traffic: str) -> bool:
     """Whether a kind of traffic exists for a deployment; where it does not, its column is null."""
     if traffic == "passkv_bytes":
         return has_ring(dep) or (dep.phase == "prefill" and dep.cp > 1)
