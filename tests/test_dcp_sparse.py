@@ -10,11 +10,12 @@ from test_acceptance_tools import H200, MLA, small_model
 from test_audit import SOUND, simulated
 from test_dcp_bytes import DEEPSEEK, deploy, sent
 from test_dcp_forms import TOPOLOGIES, build, names, order
+from test_reduction import assert_reduced_equals_full
 
 from g5cp_vec.audit.conservation import audit
 from g5cp_vec.config.grid import load_grid
 from g5cp_vec.config.model import Indexer, LayerTable
-from g5cp_vec.cost.rows import parts_by_key
+from g5cp_vec.cost.rows import cost_rows, parts_by_key
 from g5cp_vec.errors import InfeasibleError
 from g5cp_vec.mapping.kv_layout import KVLayout
 from g5cp_vec.mapping.load import build_load
@@ -143,3 +144,14 @@ def test_audits_are_sound(data):
     batch, cached = data.draw(st.integers(1, 3)), cached if phase == "prefill" else 0
     seen = simulated(dep, new + cached, batch, cached, structure=build(dep, new + cached, batch, cached))
     assert audit(dep, seen.structure, new + cached, batch, cached, seen.start_s, seen.finish_s) == SOUND
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("topology", sorted(TOPOLOGIES))
+def test_reduced_equals_full(phase, topology):
+    dep = deploy(model=MIXED, tp=8, dcp=8, phase=phase, block_size=16, topology=TOPOLOGIES[topology])
+    for seq_len in (1024, 1000):
+        structure = build(dep, seq_len, 2)
+        loads = (np.array([n]) for n in (seq_len, 2, 0))
+        costs = cost_rows(dep, structure.keys, structure.network, build_load(dep, *loads), 1)
+        assert_reduced_equals_full(structure, costs)
