@@ -47,7 +47,7 @@ def prepare(**keys: Any) -> tuple[Structure, CostRows]:
 
 def build_template(dep: Deployment, network: Network) -> Template:
     """Build a structure, refine it, and build the chain that its points try first."""
-    template = Template(build_structure(dep, network), reduced=True)
+    template = Template(build_structure(dep, network, symmetric=True), reduced=True)
     template.chain(template.folds()[0])
     return template
 

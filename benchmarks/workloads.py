@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from g5cp_vec.cost.rows import CostRows
 from g5cp_vec.engine.arrays import COMPUTE, FLOW, Costs, Graph
-from g5cp_vec.mapping.graph import Block, chain_blocks
+from g5cp_vec.mapping.chain import chain_blocks
+from g5cp_vec.mapping.graph import Block
 from g5cp_vec.mapping.structure import Structure
 from g5cp_vec.runner.template import Template
 

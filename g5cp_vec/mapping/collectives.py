@@ -1,7 +1,7 @@
 """Collectives expanded into flows.
 
 Every function takes groups of chips, shape (n_groups, size), and what each member's first send waits for, as a list
-of arrays of op ids of that shape; it returns what each member must wait for afterwards, in the same form.
+of arrays of handles of that shape; it returns what each member must wait for afterwards, in the same form.
 
 ``ring``: size - 1 steps for a reduce-scatter or an all-gather; a member sends in order (a step after its last send
 and after what it received in the step before), as one channel of a collective library does.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from g5cp_vec.mapping.graph import BlockBuilder, Ids
+from g5cp_vec.mapping.graph import BlockBuilder, Handles, Ids
 
 
 def node_members(nodes: Ids) -> int | None:
@@ -40,64 +40,78 @@ def node_members(nodes: Ids) -> int | None:
     return members if together and apart else None
 
 
-def _edges(b: BlockBuilder, preds: list[Ids], succs: Ids) -> None:
+def _edges(b: BlockBuilder, preds: list[Handles], succs: Ids) -> None:
     for pred in preds:
         b.edge(pred, succs)
 
 
-def _ring(b: BlockBuilder, chips: Ids, after: list[Ids], message: int, reason: str, first_step: int) -> list[Ids]:
+def _ring(
+    b: BlockBuilder, chips: Ids, after: list[Handles], message: int, reason: str, first_step: int
+) -> list[Handles]:
     """Size - 1 steps around the ring. The last send is returned too: the next collective sends after it."""
     size = chips.shape[1]
-    following = np.roll(chips, -1, axis=1)
-    for step in range(size - 1):
-        sent = b.flow(chips, following, message, reason, first_step + step)
-        _edges(b, after, sent)
-        after = [np.roll(sent, 1, axis=1), sent]
-    return after
+    member = np.arange(size)
+    following = np.ascontiguousarray(chips[:, (member + 1) % size])
+    first = b.relay(chips, following, size - 1, message, reason, first_step, in_order=True)
+    for pred in after:
+        b.edge(pred, first)
+    (last,) = b.later(first, size - 2)
+    return [last[:, member - 1], last]
 
 
 def direct_exchange(
     b: BlockBuilder,
     chips: Ids,
-    after: list[Ids],
+    after: list[Handles],
     message: int,
     reason: str,
     step: int = 0,
     call: str | None = None,
-) -> list[Ids]:
-    """Send one message from every member to every other member at once (an all-to-all)."""
-    size = chips.shape[1]
-    member = np.arange(size)
-    # peers[j, k] = the k-th chip after member j; ids get one more axis than the groups.
-    peers = (member[:, None] + np.arange(1, size)[None, :]) % size
-    src = np.broadcast_to(chips[:, :, None], (*chips.shape, size - 1))
-    sent = b.flow(src, chips[:, peers], message, reason, step, call)
-    for pred in after:
-        b.edge(pred[:, :, None], sent)
-    # The k-th flow into member m comes from member m - k - 1, as its k-th send.
-    return [sent[:, (member - k - 1) % size, k] for k in range(size - 1)]
+    digits: tuple[int, ...] | None = None,
+) -> list[Handles]:
+    """Send one message from every member to every other member at once (an all-to-all).
+
+    ``digits`` are the factors of the group's size by which its places are known to be alike; see `BlockBuilder`.
+    """
+    return [b.exchange(chips, after, digits or chips.shape[1:], message, reason, step, call)]
 
 
 def reduce_scatter(
-    b: BlockBuilder, chips: Ids, after: list[Ids], message: int, reason: str, algorithm: str, first_step: int = 0
-) -> list[Ids]:
+    b: BlockBuilder,
+    chips: Ids,
+    after: list[Handles],
+    message: int,
+    reason: str,
+    algorithm: str,
+    first_step: int = 0,
+    digits: tuple[int, ...] | None = None,
+) -> list[Handles]:
     """Reduce-scatter: each member ends with its chunk of ``message`` bytes, summed over the group."""
     if algorithm == "ring":
         return _ring(b, chips, after, message, reason, first_step)
-    return direct_exchange(b, chips, after, message, reason, first_step)
+    return direct_exchange(b, chips, after, message, reason, first_step, digits=digits)
 
 
 def all_gather(
-    b: BlockBuilder, chips: Ids, after: list[Ids], message: int, reason: str, algorithm: str, first_step: int = 0
-) -> list[Ids]:
+    b: BlockBuilder,
+    chips: Ids,
+    after: list[Handles],
+    message: int,
+    reason: str,
+    algorithm: str,
+    first_step: int = 0,
+    digits: tuple[int, ...] | None = None,
+) -> list[Handles]:
     """All-gather: each member contributes ``message`` bytes and ends with everyone's."""
     if algorithm == "ring":
         return _ring(b, chips, after, message, reason, first_step)[:1]
     # A member's own chunk is ready when ``after`` is, whatever the others send.
-    return direct_exchange(b, chips, after, message, reason, first_step) + after
+    return direct_exchange(b, chips, after, message, reason, first_step, digits=digits) + after
 
 
-def all_reduce(b: BlockBuilder, chips: Ids, after: list[Ids], message: int, reason: str, algorithm: str) -> list[Ids]:
+def all_reduce(
+    b: BlockBuilder, chips: Ids, after: list[Handles], message: int, reason: str, algorithm: str
+) -> list[Handles]:
     """All-reduce of size * ``message`` bytes: a reduce-scatter, then an all-gather."""
     size = chips.shape[1]
     scattered = reduce_scatter(b, chips, after, message, reason, algorithm)
@@ -106,8 +120,8 @@ def all_reduce(b: BlockBuilder, chips: Ids, after: list[Ids], message: int, reas
 
 
 def rail_all_reduce(
-    b: BlockBuilder, chips: Ids, after: list[Ids], members: int, inside: int, across: int, reason: str
-) -> list[Ids]:
+    b: BlockBuilder, chips: Ids, after: list[Handles], members: int, inside: int, across: int, reason: str
+) -> list[Handles]:
     """All-reduce along one ring per chip of a node, all at once.
 
     In ring r a node's chips follow one another from the r-th on, and the last one sends to the next node's r-th. So in
@@ -140,8 +154,8 @@ def rail_all_reduce(
 
 
 def hierarchical_all_reduce(
-    b: BlockBuilder, chips: Ids, after: list[Ids], members: int, inside: int, across: int, reason: str
-) -> list[Ids]:
+    b: BlockBuilder, chips: Ids, after: list[Handles], members: int, inside: int, across: int, reason: str
+) -> list[Handles]:
     """All-reduce in three stages: reduce-scatter in every node, all-reduce across nodes, all-gather in every node.
 
     Parameters

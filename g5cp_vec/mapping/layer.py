@@ -22,7 +22,7 @@ from g5cp_vec.mapping.forms.halo import halo
 from g5cp_vec.mapping.forms.sharded import sharded_decode, sharded_prefill
 from g5cp_vec.mapping.forms.states import states
 from g5cp_vec.mapping.graph import BlockBuilder, CostKeys, Ids
-from g5cp_vec.mapping.ranks import expert_groups, from_groups, groups_along
+from g5cp_vec.mapping.ranks import expert_digits, expert_groups, from_groups, groups_along
 from g5cp_vec.mapping.sharding import Reach
 
 
@@ -182,6 +182,7 @@ def _add_moe(
     ep = plan.ep
     spans_replicas = dp * tp // ep > tp
     ep_chips, moe_tp_chips = expert_groups(ranks, ep)
+    ep_digits, moe_tp_digits = expert_digits(dp, tp, ep)
 
     def ep_form(ids: Ids) -> Ids:
         return expert_groups(ids, ep)[0]
@@ -191,22 +192,28 @@ def _add_moe(
 
     tokens = [router]
     if spans_replicas:
-        gathered = all_gather(b, moe_tp_chips, [moe_tp_form(router)], keys.message("ep_gather"), "ep", plan.collective)
+        gathered = all_gather(
+            b, moe_tp_chips, [moe_tp_form(router)], keys.message("ep_gather"), "ep", plan.collective, 0, moe_tp_digits
+        )
         tokens = _distinct(tokens + [_from_expert_groups(ids, ranks.shape, ep, striding=False) for ids in gathered])
     received = tokens
     if ep > 1:
-        arrived = direct_exchange(b, ep_chips, [ep_form(ids) for ids in tokens], keys.message("ep_dispatch"), "ep")
+        waits = [ep_form(ids) for ids in tokens]
+        arrived = direct_exchange(b, ep_chips, waits, keys.message("ep_dispatch"), "ep", digits=ep_digits)
         received = tokens + [_from_expert_groups(ids, ranks.shape, ep, striding=True) for ids in arrived]
     if has_shared:
         received = [*received, _add_compute(b, ranks, [router], keys.duration(("shared", kind)), "moe")]
     experts = _add_compute(b, ranks, _distinct(received), keys.duration(("experts", kind)), "moe")
     done = [experts]
     if ep > 1:
-        returned = direct_exchange(b, ep_chips, [ep_form(experts)], keys.message("ep_combine"), "ep", 1)
+        returned = direct_exchange(
+            b, ep_chips, [ep_form(experts)], keys.message("ep_combine"), "ep", 1, digits=ep_digits
+        )
         done += [_from_expert_groups(ids, ranks.shape, ep, striding=True) for ids in returned]
     if spans_replicas:
+        waits = [moe_tp_form(ids) for ids in done]
         scattered = reduce_scatter(
-            b, moe_tp_chips, [moe_tp_form(ids) for ids in done], keys.message("ep_gather"), "ep", plan.collective, 1
+            b, moe_tp_chips, waits, keys.message("ep_gather"), "ep", plan.collective, 1, moe_tp_digits
         )
         done += [_from_expert_groups(ids, ranks.shape, ep, striding=False) for ids in scattered]
     return done

@@ -36,6 +36,8 @@ class Quotient:
         For each block, the class (number within the quotient block) of every op.
     chips, links : ndarrays of int32
         First member of every chip and link class.
+    chip_orbits, link_orbits : ndarrays of int32
+        Their orbits under the structure's symmetry; themselves without one.
     link_capacity : ndarray of int32
     """
 
@@ -43,6 +45,8 @@ class Quotient:
     op_class: list[Ids]
     chips: Ids
     links: Ids
+    chip_orbits: Ids
+    link_orbits: Ids
     link_capacity: Ids
 
 
@@ -72,11 +76,15 @@ def find_runs(chain: list[int]) -> list[Run]:
 
 
 def _side_by_side(structure: Structure) -> tuple[Parts, NDArray[np.int64]]:
-    """Lay the distinct blocks side by side; also return the first op of each."""
-    blocks, network = structure.blocks, structure.network
+    """Lay the distinct blocks side by side; also return the first op of each.
+
+    In blocks of orbits, a link that some elements of the symmetry leave in place is crossed by as many members of a
+    flow's orbit.
+    """
+    blocks, network, symmetry = structure.blocks, structure.network, structure.symmetry
     n_each = [len(b.kind) for b in blocks]
     first = np.concatenate([[0], np.cumsum(n_each)]).astype(np.int64)
-    n_ops, n_chips, n_links = int(first[-1]), structure.n_chips, network.n_links
+    n_ops, n_chips, n_links = int(first[-1]), len(symmetry.chips), len(symmetry.links)
 
     def flat(name: str, *, shifted: bool = False) -> NDArray[np.int32]:
         arrays = [getattr(b, name) + (first[i] if shifted else 0) for i, b in enumerate(blocks)]
@@ -89,6 +97,10 @@ def _side_by_side(structure: Structure) -> tuple[Parts, NDArray[np.int64]]:
     route_indptr = np.zeros(n_ops + 1, np.int64)
     np.cumsum(flat("route_length"), out=route_indptr[1:])
     route_links = flat("route_links")
+    route_ops, crossed = np.repeat(np.arange(n_ops, dtype=np.int32), np.diff(route_indptr)), route_links
+    if symmetry.order > 1:
+        times = symmetry.n_fixing[route_links]
+        route_ops, crossed = np.repeat(route_ops, times), np.repeat(route_links, times)
     ops = np.arange(n_ops, dtype=np.int32)
     computes = ops[kind == COMPUTE]
     pairs: dict[str, tuple[NDArray[np.int64], Ids]] = {
@@ -96,13 +108,13 @@ def _side_by_side(structure: Structure) -> tuple[Parts, NDArray[np.int64]]:
         "entry": group_by(n_ops, flat("entry_op", shifted=True), flat("entry_chip")),
         "chip": group_by(n_chips, src[computes], computes),
         "exit": group_by(n_chips, flat("exit_chip"), flat("exit_op", shifted=True)),
-        "link": group_by(n_links, route_links, np.repeat(ops, np.diff(route_indptr))),
+        "link": group_by(n_links, crossed, route_ops),
     }
     parts = Parts(
         label, kind.astype(np.int8), src,
         *pairs["pred"], *pairs["entry"], route_indptr, route_links,
         *pairs["chip"], *pairs["exit"], *pairs["link"],
-        network.link_capacity.astype(np.int32), network.chip_rate,
+        network.link_capacity[symmetry.links].astype(np.int32), network.chip_rate[symmetry.chips],
     )  # fmt: skip
     return parts, first
 
@@ -137,7 +149,7 @@ def _quotient(
     route_indptr, route_links, route_count = class_routes(parts, op_colour, links, len(first_op))
     # Colours are numbered in order of appearance, so the classes of a block are consecutive.
     bounds = np.searchsorted(first_op, first)
-    represents = np.full(structure.n_chips, -1, np.int32)
+    represents = np.full(len(structure.symmetry.chips), -1, np.int32)
     represents[chips] = np.arange(len(chips))
     blocks, op_class = [], []
     for i, block in enumerate(structure.blocks):
@@ -163,7 +175,9 @@ def _quotient(
             )
         )
         op_class.append(own)
-    return Quotient(blocks, op_class, chips, links, structure.network.link_capacity[links])
+    lowest_chips, lowest_links = structure.symmetry.chips[chips], structure.symmetry.links[links]
+    capacity = structure.network.link_capacity[lowest_links]
+    return Quotient(blocks, op_class, lowest_chips, lowest_links, chips, links, capacity)
 
 
 def _entries(block: Block, members: Ids, chip_colour: Ids, op_class: Ids) -> dict[str, Any]:

@@ -11,23 +11,31 @@ embedding and the head, sampling, and the way of a sampled token back to the fir
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from g5cp_vec.config.attention import Attention
 from g5cp_vec.config.deployment import Deployment
+from g5cp_vec.mapping.chain import chain_blocks
 from g5cp_vec.mapping.collectives import all_gather
 from g5cp_vec.mapping.forms import form_name
 from g5cp_vec.mapping.forms.communicators import ShardPlan
-from g5cp_vec.mapping.graph import Block, BlockBuilder, CostKeys, Ids, OpGraph, chain_blocks
+from g5cp_vec.mapping.graph import Block, BlockBuilder, CostKeys, Ids, OpGraph
 from g5cp_vec.mapping.layer import LayerPlan, LayerShape, add_layer
 from g5cp_vec.mapping.network import Network, build_network
-from g5cp_vec.mapping.ranks import from_groups, groups_along, rank_chips
+from g5cp_vec.mapping.probe import find_symmetry
+from g5cp_vec.mapping.ranks import from_groups, groups_along, rank_chips, rank_digits
+from g5cp_vec.mapping.sends import Sends
 from g5cp_vec.mapping.sharding import Reach, is_sharded_form
 from g5cp_vec.mapping.spans import is_gathered, is_local
+from g5cp_vec.mapping.symmetry import Symmetry, no_symmetry
+
+# With fewer sends in a layer, building all ranks costs less than finding out which are alike.
+FEWEST_SENDS = 8192
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Structure:
     Attributes
     ----------
     blocks : list of Block
-        Distinct blocks.
+        Distinct blocks, of the orbits of ``symmetry``.
     chain : list of int
         Index into ``blocks``, in program order.
     layers : list of int
@@ -45,6 +53,10 @@ class Structure:
     keys : CostKeys
     network : Network
     n_chips : int
+    symmetry : Symmetry
+    dep : Deployment
+    reach : sequence of int
+        Of one of the points that share the structure, as in `structure_key`.
     """
 
     blocks: list[Block]
@@ -53,11 +65,28 @@ class Structure:
     keys: CostKeys
     network: Network
     n_chips: int
+    symmetry: Symmetry
+    dep: Deployment
+    reach: Sequence[int]
+
+    @cached_property
+    def whole(self) -> Structure:
+        """The same without symmetry: every rank's ops."""
+        return self if self.symmetry.order == 1 else build_structure(self.dep, self.network, self.reach)
+
+    def orbit_of_ops(self, block: int) -> NDArray[np.int64]:
+        """Return which op of a block stands for each op of the same block of the whole graph."""
+        own, all_ = self.blocks[block].handle, self.whole.blocks[block].handle
+        slot, home = np.divmod(all_, self.n_chips)
+        order = np.argsort(own)
+        lowest = slot * self.n_chips + self.symmetry.chips[self.symmetry.chip_orbit[home]]
+        found: NDArray[np.int64] = order[np.searchsorted(own, lowest, sorter=order)]
+        return found
 
     @cached_property
     def ops(self) -> OpGraph:
         """The whole graph, every rank and every layer."""
-        chained = [self.blocks[i] for i in self.chain]
+        chained = [self.whole.blocks[i] for i in self.chain]
         return chain_blocks(chained, self.layers, self.network.link_capacity, self.n_chips)
 
 
@@ -148,7 +177,9 @@ def structure_key(dep: Deployment, network: Network, reach: Sequence[int] = ()) 
     return (_layer_plan(dep), layers, degrees, network.shape, dep.rank_order)
 
 
-def build_structure(dep: Deployment, network: Network | None = None, reach: Sequence[int] = ()) -> Structure:
+def build_structure(
+    dep: Deployment, network: Network | None = None, reach: Sequence[int] = (), *, symmetric: bool = False
+) -> Structure:
     """Build the blocks of a deployment's operation graph, all ranks of each distinct layer.
 
     Parameters
@@ -158,59 +189,82 @@ def build_structure(dep: Deployment, network: Network | None = None, reach: Sequ
         The topology at ``dep.n_chips`` chips; built when absent.
     reach : sequence of int
         As in `structure_key`.
+    symmetric : bool
+        Build one rank of every orbit of the symmetry that can be proven, instead of all.
     """
     network = network or build_network(dep.topology, dep.n_chips)
-    keys = CostKeys(len(network.rates()))
-    sequence = dep.model.kinds[1]
-    plan, shapes = _layer_plan(dep), _layer_shapes(dep, reach)
     # The place of cp is pcp's: they do not go together.
     degrees = {"dp": dep.dp, "pp": dep.pp, "cp": dep.sequence_ranks, "tp": dep.tp}
     ranks = rank_chips(degrees, dep.rank_order)
+    symmetry = no_symmetry(network)
+    n_sends = 4 * dep.tp + 2 * dep.cp + (2 * (dep.ep + max(dep.dp // dep.ep, 1) * dep.tp) if dep.ep else 0)
+    if symmetric and dep.n_chips * n_sends >= FEWEST_SENDS:
+
+        def describe(probe: BlockBuilder) -> None:
+            _lay_out(dep, ranks, reach, CostKeys(len(network.rates())), lambda: probe)
+
+        symmetry = find_symmetry(network, ranks, *rank_digits(dep.dp, dep.tp, dep.moe_tp or 1), describe)
+    keys = CostKeys(len(network.rates()))
+    known: dict[bytes, Sends] = {}
+
+    def new_builder() -> BlockBuilder:
+        return BlockBuilder(network, symmetry, known, library_calls=dep.runtime.has_library_latency)
+
+    builders, chain, layers = _lay_out(dep, ranks, reach, keys, new_builder)
+    return Structure([b.build() for b in builders], chain, layers, keys, network, dep.n_chips, symmetry, dep, reach)
+
+
+def _lay_out(
+    dep: Deployment, ranks: Ids, reach: Sequence[int], keys: CostKeys, new_builder: Callable[[], BlockBuilder]
+) -> tuple[list[BlockBuilder], list[int], list[int]]:
+    """Fill a builder per distinct block; return them, their order in the chain, and the layers that the chain holds."""
+    sequence = dep.model.kinds[1]
+    plan, shapes = _layer_plan(dep), _layer_shapes(dep, reach)
     # Ranks that hold tokens between layers: with pass-Q only the owners.
     holders = ranks[:, :, :1] if dep.has_owner else ranks
-    blocks = [_embedding(network, holders[:, 0], keys)]
-    chain, layers = [0], [-1]
+    builders: list[BlockBuilder] = []
+    chain: list[int] = []
+    layers: list[int] = []
 
-    def append(block: Block) -> None:
-        blocks.append(block)
-        chain.append(len(blocks) - 1)
-        layers.append(-1)
+    def new() -> BlockBuilder:
+        builders.append(new_builder())
+        return builders[-1]
 
+    def append(block: int, layer: int = -1) -> None:
+        chain.append(block)
+        layers.append(layer)
+
+    _add_embedding(new(), holders[:, 0], keys)
+    append(0)
     for stage, stage_range in enumerate(stage_layers(dep.model.n_layers, dep.pp)):
         if stage > 0:
-            append(_transfer(network, holders[:, stage - 1], holders[:, stage], keys))
+            _add_transfer(new(), holders[:, stage - 1], holders[:, stage], keys)
+            append(len(builders) - 1)
         by_kind: dict[int, int] = {}
         for layer in stage_range:
             kind = sequence[layer]
             if kind not in by_kind:
-                b = BlockBuilder(network, library_calls=plan.library_calls)
-                add_layer(b, ranks[:, stage], plan, keys, kind, shapes[kind])
-                by_kind[kind] = len(blocks)
-                blocks.append(b.build())
-            chain.append(by_kind[kind])
-            layers.append(layer)
+                add_layer(new(), ranks[:, stage], plan, keys, kind, shapes[kind])
+                by_kind[kind] = len(builders) - 1
+            append(by_kind[kind], layer)
     # Every rank that holds tokens runs the head, as one program on all ranks does, whoever holds the last token.
-    append(_head(network, holders[:, -1], keys, dep))
-    return Structure(blocks, chain, layers, keys, network, dep.n_chips)
+    _add_head(new(), holders[:, -1], keys, dep)
+    append(len(builders) - 1)
+    return builders, chain, layers
 
 
-def _embedding(network: Network, ranks: Ids, keys: CostKeys) -> Block:
-    b = BlockBuilder(network)
+def _add_embedding(b: BlockBuilder, ranks: Ids, keys: CostKeys) -> None:
     b.exit(b.compute(ranks, keys.duration(("embed", None)), "embed"), ranks)
-    return b.build()
 
 
-def _transfer(network: Network, ranks: Ids, following: Ids, keys: CostKeys) -> Block:
-    b = BlockBuilder(network)
+def _add_transfer(b: BlockBuilder, ranks: Ids, following: Ids, keys: CostKeys) -> None:
     sent = b.flow(ranks, following, keys.message("pp"), "pp")
     b.entry(sent, ranks)
     b.exit(sent, following)
-    return b.build()
 
 
-def _head(network: Network, ranks: Ids, keys: CostKeys, dep: Deployment) -> Block:
+def _add_head(b: BlockBuilder, ranks: Ids, keys: CostKeys, dep: Deployment) -> None:
     """Add the head, on all tokens of a pcp group once their final hidden states are gathered over it."""
-    b = BlockBuilder(network)
     first = b.compute(ranks, keys.duration(("final_norm" if dep.pcp > 1 else "lm_head", None)), "lm_head")
     if dep.pcp > 1:
         chips, normed = groups_along(ranks, 1), groups_along(first, 1)
@@ -219,4 +273,3 @@ def _head(network: Network, ranks: Ids, keys: CostKeys, dep: Deployment) -> Bloc
         for ids in gathered:
             b.edge(from_groups(ids, ranks.shape, 1), head)
     b.entry(first, ranks)
-    return b.build()

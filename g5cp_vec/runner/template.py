@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from g5cp_vec.engine.arrays import COMPUTE, FLOW, Graph
 from g5cp_vec.engine.fold import unfold
 from g5cp_vec.engine.measure import ROLE_RING_FIRST, ROLE_RING_FLOW, ROLE_RING_LAST, Tags
-from g5cp_vec.mapping.graph import REASON, Block, OpGraph, chain_blocks
+from g5cp_vec.mapping.chain import chain_blocks
+from g5cp_vec.mapping.graph import REASON, Block, OpGraph
 from g5cp_vec.mapping.reduce import Quotient, Run, find_classes, find_runs
 from g5cp_vec.mapping.structure import Structure
 
@@ -82,10 +83,14 @@ class Template:
     """
 
     def __init__(self, structure: Structure, *, reduced: bool) -> None:
-        self.structure = structure
+        self.structure = structure if reduced else structure.whole
         self.quotient: Quotient | None = find_classes(structure) if reduced else None
-        self.chips = self.quotient.chips if self.quotient else np.arange(structure.n_chips, dtype=np.int32)
-        self.links = self.quotient.links if self.quotient else np.arange(structure.network.n_links, dtype=np.int32)
+        symmetry = self.structure.symmetry
+        self.chips = self.quotient.chips if self.quotient else symmetry.chips
+        self.links = self.quotient.links if self.quotient else symmetry.links
+        # The same in the numbering of the structure's blocks.
+        self._own_chips = self.quotient.chip_orbits if self.quotient else self.chips
+        self._own_links = self.quotient.link_orbits if self.quotient else self.links
         self.runs: list[Run] = find_runs(structure.chain) if reduced else []
         self._chains: dict[Fold | None, Chain] = {}
         self._occurrences = Counter(structure.chain)
@@ -93,7 +98,8 @@ class Template:
     @property
     def n_ops(self) -> int:
         """Ops of the whole graph, every rank and every layer."""
-        return sum(len(self.structure.blocks[i].kind) * n for i, n in self._occurrences.items())
+        orbits = sum(len(self.structure.blocks[i].kind) * n for i, n in self._occurrences.items())
+        return orbits * self.structure.symmetry.order
 
     def folds(self) -> tuple[Fold | None, ...]:
         """Chains to try for a point, shortest first."""
@@ -139,14 +145,15 @@ class Template:
         n_classes = [len(q.blocks[i].kind) for i in s.chain]
         unfolded = unfold(times_s, chain.tags.runs, windows_s, sum(n_classes))
         first = np.concatenate([[0], np.cumsum(n_classes)])
-        source = np.concatenate([q.op_class[i] + first[place] for place, i in enumerate(s.chain)])
+        op_class = [classes[s.orbit_of_ops(i)] for i, classes in enumerate(q.op_class)]
+        source = np.concatenate([op_class[i] + first[place] for place, i in enumerate(s.chain)])
         expanded: NDArray[np.float64] = unfolded[source]
         return expanded
 
     def _per_chip(self, n_ids: int, which: Any) -> NDArray[np.int64]:
         """Count over the whole chain, per chip class and cost id, the ops that ``which(block)`` names as (chip, id)."""
-        position = np.full(self.structure.n_chips, -1, np.int64)
-        position[self.chips] = np.arange(len(self.chips))
+        position = np.full(len(self.structure.symmetry.chips), -1, np.int64)
+        position[self._own_chips] = np.arange(len(self.chips))
         total = np.zeros((len(self.chips), n_ids), np.int64)
         for i, n in self._occurrences.items():
             chips, ids = which(self.structure.blocks[i])
@@ -183,14 +190,17 @@ class Template:
     def loads(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Links with distinct loads (the lowest of each, ascending), and their messages per bytes id."""
         n_ids = max(len(self.structure.keys.bytes), 1)
-        position = np.full(self.structure.network.n_links, -1, np.int64)
-        position[self.links] = np.arange(len(self.links))
+        symmetry = self.structure.symmetry
+        position = np.full(len(symmetry.links), -1, np.int64)
+        position[self._own_links] = np.arange(len(self.links))
         total = np.zeros((len(self.links), n_ids), np.int64)
         for i, n in self._occurrences.items():
             b = self.structure.blocks[i]
             kept = position[b.route_links] >= 0
             flat = position[b.route_links[kept]] * n_ids + np.repeat(b.cost, b.route_length)[kept]
             total += n * np.bincount(flat, minlength=total.size).reshape(total.shape)
+        # So many members of a flow's orbit cross the link.
+        total *= symmetry.n_fixing[self._own_links][:, None]
         capacity = self.structure.network.link_capacity[self.links]
         _, first = np.unique(np.column_stack([capacity, total]), axis=0, return_index=True)
         first.sort()

@@ -18,48 +18,59 @@ from g5cp_vec.mapping.graph import BlockBuilder, CostKeys, Ids
 
 def pass_kv(b: BlockBuilder, ranks: Ids, ready: Ids, keys: CostKeys, kind: int) -> Ids:
     """Add cp ring steps, cp - 1 sends per rank; see the package docstring for the arguments."""
-    return _ring(b, ranks, ready, keys, kind, "ring_step", blocking=False)
+    return _ring(b, ranks, ready, keys, kind, "ring_step")
 
 
 def pass_kv_blocking(b: BlockBuilder, ranks: Ids, ready: Ids, keys: CostKeys, kind: int) -> Ids:
     """Add the ring of a host that blocks before every step."""
-    return _ring(b, ranks, ready, keys, kind, "ring_step", blocking=True)
+    return _blocking_ring(b, ranks, ready, keys, kind, "ring_step")
 
 
 def pass_kv_slowed(b: BlockBuilder, ranks: Ids, ready: Ids, keys: CostKeys, kind: int) -> Ids:
     """Add the ring of a chip whose attention a transfer slows down."""
-    return _ring(b, ranks, ready, keys, kind, "slowed_ring_step", blocking=False)
+    return _ring(b, ranks, ready, keys, kind, "slowed_ring_step")
 
 
 def pass_kv_blocking_slowed(b: BlockBuilder, ranks: Ids, ready: Ids, keys: CostKeys, kind: int) -> Ids:
     """Add the ring of a host that blocks, on a chip whose attention a transfer slows down."""
-    return _ring(b, ranks, ready, keys, kind, "slowed_ring_step", blocking=True)
+    return _blocking_ring(b, ranks, ready, keys, kind, "slowed_ring_step")
 
 
-def _ring(
-    b: BlockBuilder, ranks: Ids, ready: Ids, keys: CostKeys, kind: int, accompanied: str, *, blocking: bool
-) -> Ids:
+def _ring(b: BlockBuilder, ranks: Ids, ready: Ids, keys: CostKeys, kind: int, accompanied: str) -> Ids:
     """Add a ring; ``accompanied`` names the cost of a step during which a block is on its way, all but the last."""
-    cp = ranks.shape[1]
-    message = keys.message(("cp_pass_kv", kind))
-    following = np.roll(ranks, -1, axis=1)
-    # What the next attention waits for, and where the block that is sent on came from.
+    cp, message = ranks.shape[1], keys.message(("cp_pass_kv", kind))
+    place, steps = np.arange(cp), np.arange(cp - 1)
+    # A block is forwarded as soon as it is there, whatever became of the one before.
+    sent = b.relay(ranks, ranks[:, (place + 1) % cp], cp - 1, message, "cp_pass_kv", 0, "send_recv", in_order=False)
+    arrived = b.later(sent[:, place - 1], steps)
+    attended = b.compute(ranks, keys.duration((accompanied, kind)), "attention", n_steps=cp - 1)
+    last = b.compute(ranks, keys.duration(("ring_step", kind)), "attention", cp - 1)
+    b.edge(ready, sent)
+    b.edge(ready, attended)
+    b.edge(arrived[:-1], b.later(attended, steps[1:]))
+    b.edge(b.later(attended, cp - 2)[0], last)
+    b.edge(arrived[-1], last)
+    return last
+
+
+def _blocking_ring(b: BlockBuilder, ranks: Ids, ready: Ids, keys: CostKeys, kind: int, accompanied: str) -> Ids:
+    """Add a ring whose every step begins with an op of the host."""
+    cp, message = ranks.shape[1], keys.message(("cp_pass_kv", kind))
+    place = np.arange(cp)
+    following = ranks[:, (place + 1) % cp]
+    # What the next step waits for, and where the block that is sent on came from.
     waits, held = [ready], ready
     for step in range(cp):
-        if blocking:
-            sync = b.compute(ranks, keys.duration(("ring_sync", kind)), "sync", step)
-            for pred in waits:
-                b.edge(pred, sync)
-            waits = [sync]
+        sync = b.compute(ranks, keys.duration(("ring_sync", kind)), "sync", step)
+        for pred in waits:
+            b.edge(pred, sync)
         name = accompanied if step < cp - 1 else "ring_step"
         attended = b.compute(ranks, keys.duration((name, kind)), "attention", step)
-        for pred in waits:
-            b.edge(pred, attended)
+        b.edge(sync, attended)
         if step < cp - 1:
             sent = b.flow(ranks, following, message, "cp_pass_kv", step, "send_recv")
             b.edge(held, sent)
-            if blocking:
-                b.edge(sync, sent)
-            held = np.roll(sent, 1, axis=1)
+            b.edge(sync, sent)
+            held = sent[:, place - 1]
             waits = [attended, held]
     return attended

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from g5cp_vec.config.links import LinkNames
 
 Chips = NDArray[np.int32]
+Links = NDArray[np.int32]
 
 
 class Routes(NamedTuple):
@@ -71,6 +72,22 @@ class Network(ABC):
     def latencies(self) -> list[float]:
         """Seconds of each latency id."""
 
+    def moved_links(self, chips: Chips) -> Links | None:
+        """Return where every link goes when every chip moves, if routes go along; None if not, or if it is not known.
+
+        Parameters
+        ----------
+        chips : ndarray of int32, shape (n_chips,)
+            A permutation: where each chip goes.
+
+        Returns
+        -------
+        ndarray of int32, shape (n_links,), or None
+            A permutation that takes the route of (a, b) to that of (chips[a], chips[b]), for all a and b, between
+            links of the same capacity and chips of the same speed; the routes have the same latency.
+        """
+        return None
+
     def nodes(self, chips: Chips) -> Chips:
         """Return the node that each chip sits in; all in one where the machine has none."""
         return np.zeros_like(chips)
@@ -91,6 +108,21 @@ def padded_routes(columns: list[NDArray[np.int32]], latency: NDArray[np.int32]) 
     indptr = np.zeros(len(table) + 1, np.int64)
     np.cumsum(used.sum(axis=1), out=indptr[1:])
     return Routes(indptr, table[used].astype(np.int32), latency.astype(np.int32))
+
+
+def moved_units(before: Chips, after: Chips, n_units: int) -> Links | None:
+    """Return where units of chips go when their chips move, None where chips of one unit part or those of two meet.
+
+    Parameters
+    ----------
+    before, after : ndarrays of int, shape (n_chips,)
+        The unit where every chip is, and the one where it goes.
+    n_units : int
+        With those that hold no chip: they stay.
+    """
+    to = np.arange(n_units, dtype=np.int32)
+    to[before] = after
+    return to if (to[before] == after).all() and len(np.unique(to)) == n_units else None
 
 
 def places_within(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from g5cp_vec.config.topology import Topology
 from g5cp_vec.errors import InfeasibleError
-from g5cp_vec.mapping.network.base import Chips, Network, Routes
+from g5cp_vec.mapping.network.base import Chips, Links, Network, Routes
 
 
 class DegradedNetwork(Network):
@@ -41,6 +41,13 @@ class DegradedNetwork(Network):
     def routes(self, src: Chips, dst: Chips) -> Routes:
         """As on the sound network."""
         return self.sound.routes(src, dst)
+
+    def moved_links(self, chips: Chips) -> Links | None:
+        """Ask, beside what the sound network does, that every fault goes where there is one like it."""
+        links = self.sound.moved_links(chips)
+        if links is None or (self.chip_rate[chips] != self.chip_rate).any():
+            return None
+        return None if (self.link_capacity[links] != self.link_capacity).any() else links
 
     def nodes(self, chips: Chips) -> Chips:
         """As on the sound network."""

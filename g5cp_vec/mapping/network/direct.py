@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from g5cp_vec.config.topology import FullMesh, Ring, Torus
-from g5cp_vec.mapping.network.base import Chips, Network, Routes, padded_routes, places_within
+from g5cp_vec.mapping.network.base import Chips, Links, Network, Routes, padded_routes, places_within
 
 
 class TorusNetwork(Network):
@@ -41,6 +41,15 @@ class TorusNetwork(Network):
             at = at + ((coordinate + ups[axis]) % size - coordinate) * stride
         return Routes(indptr, links, n_hops.astype(np.int32))
 
+    def moved_links(self, chips: Chips) -> Links | None:
+        """Ask that all chips move the same way along every dimension."""
+        at = np.arange(self.n_chips)
+        for size, stride in zip(self.dims, self.strides, strict=True):
+            if len(np.unique((chips // stride - at // stride) % size)) > 1:
+                return None
+        firsts = np.sort(self.first[self.first >= 0])
+        return (firsts[:, None] + chips).ravel().astype(np.int32)
+
     def capacities(self) -> list[float]:
         """One: a link."""
         return [self.topology.link_bandwidth_bytes_per_s]
@@ -63,6 +72,12 @@ class MeshNetwork(Network):
         """One link; none from a chip to itself. The latency id is their number."""
         link = np.where(src == dst, -1, src * (self.n_chips - 1) + dst - (dst > src))
         return padded_routes([link.astype(np.int32)], (src != dst).astype(np.int32))
+
+    def moved_links(self, chips: Chips) -> Links:
+        """Send links along with their ends."""
+        src, dst = np.nonzero(~np.eye(self.n_chips, dtype=np.bool_))
+        src, dst = chips[src].astype(np.int64), chips[dst].astype(np.int64)
+        return (src * (self.n_chips - 1) + dst - (dst > src)).astype(np.int32)
 
     def capacities(self) -> list[float]:
         """One: a link."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.config.topology import Hgx, Switch
-from g5cp_vec.mapping.network.base import Chips, Network, Routes, padded_routes
+from g5cp_vec.mapping.network.base import Chips, Links, Network, Routes, moved_units, padded_routes
 
 
 class SwitchNetwork(Network):
@@ -21,6 +21,10 @@ class SwitchNetwork(Network):
     def routes(self, src: Chips, dst: Chips) -> Routes:
         """Up, down."""
         return padded_routes([src, dst + self.n_chips], np.zeros(len(src), np.int32))
+
+    def moved_links(self, chips: Chips) -> Links:
+        """Send ports along with their chips."""
+        return np.concatenate([chips, chips + np.int32(self.n_chips)])
 
     def capacities(self) -> list[float]:
         """One: the chip's port."""
@@ -65,6 +69,17 @@ class HgxNetwork(Network):
             columns.insert(1, np.where(inside, -1, first[4] + src // self.used))
             columns.insert(2, np.where(inside, -1, first[5] + dst // self.used))
         return padded_routes([c.astype(np.int32) for c in columns], np.where(inside, 0, 1))
+
+    def moved_links(self, chips: Chips) -> Links | None:
+        """Ask that chips of a node go to one node, and those that share a NIC to ones that do."""
+        at, n_units = np.arange(self.n_chips, dtype=np.int32), np.diff(self.first)
+        moved: list[Links | None] = [chips, chips]
+        if self.n_chips > self.used:
+            nics = moved_units(self._nic(at), self._nic(chips), int(n_units[2]))
+            nodes = moved_units(at // self.used, chips // self.used, -(-self.n_chips // self.used))
+            moved += [nics, nics, nodes, nodes]
+        found = [first + to[:n] for first, to, n in zip(self.first, moved, n_units, strict=False) if to is not None]
+        return np.concatenate(found).astype(np.int32) if len(found) == len(moved) else None
 
     def nodes(self, chips: Chips) -> Chips:
         """Consecutive chips share a node."""

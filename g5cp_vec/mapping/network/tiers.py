@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.config.tiers import FatTree, Tiered
-from g5cp_vec.mapping.network.base import Chips, Network, Routes, padded_routes, places_within
+from g5cp_vec.mapping.network.base import Chips, Links, Network, Routes, moved_units, padded_routes, places_within
 
 Crossed = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -40,6 +40,13 @@ class FatTreeNetwork(Network):
         ups = [np.where(level <= top, up + src // size, -1) for level, (size, (up, _)) in levels]
         downs = [np.where(level <= top, down + dst // size, -1) for level, (size, (_, down)) in levels]
         return padded_routes([column.astype(np.int32) for column in [*ups, *reversed(downs)]], top + np.int32(1))
+
+    def moved_links(self, chips: Chips) -> Links | None:
+        """Ask that chips of a switch of any level go to one switch."""
+        at = np.arange(self.n_chips, dtype=np.int32)
+        moved = [moved_units(at // size, chips // size, -(-self.n_chips // size)) for size in self.sizes]
+        found = [first + to for firsts, to in zip(self.first, moved, strict=True) if to is not None for first in firsts]
+        return np.concatenate(found).astype(np.int32) if len(found) == 2 * len(moved) else None
 
     def capacities(self) -> list[float]:
         """By level that a link leads up to."""
