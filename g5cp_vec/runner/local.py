@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import polars as pl
@@ -29,6 +30,10 @@ from g5cp_vec.runner.results import Columns
 from g5cp_vec.runner.schema import KPIS
 from g5cp_vec.runner.simulate import Simulated, simulate_point, simulate_rows
 from g5cp_vec.runner.template import Template
+
+# Columns of slices, with their numbers of rows; what a batch needs to be simulated.
+Pieces = list[tuple[int, Columns]]
+Prepared = tuple[Template, list[CostRows]]
 
 
 class LocalRunner:
@@ -63,17 +68,50 @@ class LocalRunner:
 
     def run_part(self, part: list[Batch]) -> pl.DataFrame:
         """Return the results of one part, rows in the order of the plan."""
-        pieces: list[tuple[int, Columns]] = []
+        pieces: Pieces = []
         for batch in part:
             if batch.kind == "g5":
-                pieces += self._run_batch(batch)
-            else:
-                for s in batch.slices:
-                    columns = self._invalid(s) if batch.kind == "invalid" else self._run_math(s)
-                    pieces.append((len(s.rows), columns))
-                    self.on_progress(len(s.rows))
+                continue
+            for s in batch.slices:
+                columns = self._invalid(s) if batch.kind == "invalid" else self._run_math(s)
+                pieces.append((len(s.rows), columns))
+                self.on_progress(len(s.rows))
+        # Simulated batches come last in a part.
+        pieces += self._run_batches([batch for batch in part if batch.kind == "g5"])
         rows = np.concatenate([s.rows for batch in part for s in batch.slices])
         return results.assemble(pieces, self.expansion.keys_of(rows))
+
+    def _run_batches(self, batches: list[Batch]) -> Pieces:
+        """Simulate batches one after another.
+
+        With several threads, one more prepares the next batch and finishes the last while the kernel, which needs no
+        interpreter, runs this one; but not for what takes more than one simulation, and not where templates are of
+        every rank: two of them may not fit.
+        """
+        if self.jobs == 1 or self.fidelity != "exact":
+            return [piece for batch in batches for piece in self._run_batch(batch)]
+        beside = ThreadPoolExecutor(1)
+        try:
+            finished: list[Future[Pieces]] = []
+            upcoming: Future[Prepared] | None = None
+            for batch, following in zip(batches, [*batches[1:], None], strict=True):
+                if not self._is_one_simulation(batch):
+                    finished.append(Future())
+                    finished[-1].set_result(self._run_batch(batch))
+                    continue
+                prepared = (upcoming or beside.submit(self._prepare, batch)).result()
+                upcoming = None
+                if following is not None and self._is_one_simulation(following):
+                    upcoming = beside.submit(self._prepare, following)
+                simulated = self._simulate(batch, *prepared, self.on_progress)
+                finished.append(beside.submit(self._finish, batch, *prepared, simulated))
+            return [piece for future in finished for piece in future.result()]
+        finally:
+            beside.shutdown(cancel_futures=True)  # an interrupt waits for what is under way, not for what is to come
+
+    def _is_one_simulation(self, batch: Batch) -> bool:
+        open_choice = self._deployment(batch.slices[0])[0].collective == "best"
+        return not open_choice and not any(are_apart(*self._deployment(s)) for s in batch.slices)
 
     def _identity(self, s: Slice) -> Columns:
         dep, loads = self.expansion.deployments[s.deployment], points(self.expansion, s.rows)
@@ -114,8 +152,9 @@ class LocalRunner:
             first = batch.slices[0]
             dep = self._simulated_deployment(first, collective)
             (reach,) = row_reach(dep, self.expansion, first.rows[:1]).tolist()
-            structure = build_structure(dep, self.plan.networks[first.deployment], reach)
-            self._template = (key, Template(structure, reduced=self.fidelity == "exact"))
+            reduced = self.fidelity == "exact"
+            structure = build_structure(dep, self.plan.networks[first.deployment], reach, symmetric=reduced)
+            self._template = (key, Template(structure, reduced=reduced))
         return self._template[1]
 
     def _simulated_deployment(self, s: Slice, collective: str | None) -> Deployment:
@@ -123,7 +162,7 @@ class LocalRunner:
         dep, _ = self._deployment(s)
         return dep if collective is None else dataclasses.replace(dep, collective=collective)
 
-    def _run_batch(self, batch: Batch) -> list[tuple[int, Columns]]:
+    def _run_batch(self, batch: Batch) -> Pieces:
         """Simulate a batch; with ``collective = "best"`` by each algorithm, of which every row takes the faster."""
         dep, _ = self._deployment(batch.slices[0])
         if dep.collective != "best":
@@ -137,17 +176,36 @@ class LocalRunner:
             chosen = [results.faster(mine, rival) for mine, rival in zip(chosen, rivals, strict=True)]
         return [(n, columns) for (n, _), columns in zip(pieces, chosen, strict=True)]
 
-    def _run_simulated(
-        self, batch: Batch, collective: str | None, on_progress: Callable[[int], None]
-    ) -> list[tuple[int, Columns]]:
+    def _run_simulated(self, batch: Batch, collective: str | None, on_progress: Callable[[int], None]) -> Pieces:
         if any(are_apart(*self._deployment(s)) for s in batch.slices):
             return [self._run_apart(s, collective, on_progress) for s in batch.slices]
+        prepared = self._prepare(batch, collective)
+        return self._finish(batch, *prepared, self._simulate(batch, *prepared, on_progress), collective)
+
+    def _prepare(self, batch: Batch, collective: str | None = None) -> Prepared:
         template = self.template(batch, collective)
-        costs = [self._costs(template, s) for s in batch.slices]
+        template.chain(template.folds()[0])
+        return template, [self._costs(template, s) for s in batch.slices]
+
+    def _simulate(
+        self, batch: Batch, template: Template, costs: list[CostRows], on_progress: Callable[[int], None]
+    ) -> Simulated:
         joined = CostRows(*(np.concatenate(column) for column in zip(*costs, strict=True)))
         # Rows are counted as they are simulated, but those of several passes when all of the batch are.
-        is_chunked = len(joined.duration_s) != batch.n_rows
-        simulated = simulate_rows(template, joined, self.jobs, (lambda n: None) if is_chunked else on_progress)
+        if len(joined.duration_s) == batch.n_rows:
+            return simulate_rows(template, joined, self.jobs, on_progress)
+        simulated = simulate_rows(template, joined, self.jobs)
+        on_progress(batch.n_rows)
+        return simulated
+
+    def _finish(
+        self,
+        batch: Batch,
+        template: Template,
+        costs: list[CostRows],
+        simulated: Simulated,
+        collective: str | None = None,
+    ) -> Pieces:
         pieces = []
         begin = 0
         for s, rows in zip(batch.slices, costs, strict=True):
@@ -156,8 +214,6 @@ class LocalRunner:
             part = Simulated(simulated.measures[of_slice], simulated.n_events[of_slice], simulated.n_ops[of_slice])
             pieces.append((len(s.rows), self._simulated(template, s, rows, part, collective)))
             begin = end
-        if is_chunked:
-            on_progress(batch.n_rows)
         return pieces
 
     def _run_apart(self, s: Slice, collective: str | None, on_progress: Callable[[int], None]) -> tuple[int, Columns]:
