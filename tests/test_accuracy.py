@@ -86,6 +86,14 @@ def test_the_picture(printed, tmp_path):
     assert "cannot be written" in nowhere.output
 
 
+def test_a_picture_that_cannot_be_drawn_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("g5cp_vec.analysis.accuracy.measure_accuracy", lambda: pytest.fail("computed first"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    refused = CliRunner().invoke(main, ["accuracy", "--plot", str(tmp_path / "a.svg")])
+    assert refused.exit_code == 2
+    assert refused.output.startswith("error: --plot: needs altair and vl-convert-python: pip install '.[plot]'")
+
+
 def test_the_table():
     shown = CliRunner().invoke(main, ["accuracy"]).stdout
     for text in ("arXiv:2411.01783", "Table 6", "other reading", "mean error"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,10 +79,10 @@ def naive_seconds(chip, surface, point):
 
 
 def points_of(surface):
-    """Coordinates up to 64 times outside the nodes."""
+    """Coordinates up to 64 times outside the nodes; there is no shape with less than one token."""
     axes = []
     for name, nodes in surface.axes:
-        low = 2.0 if name == "group" else nodes[0] / 64
+        low = {"group": 2.0, "new_tokens": 1.0}.get(name, nodes[0] / 64)
         axes.append(st.floats(math.log(low), math.log(nodes[-1] * 64)).map(math.exp) | st.sampled_from(nodes))
     return st.tuples(*axes)
 
@@ -197,6 +198,19 @@ def test_experts_are_priced_as_they_were_measured():
     seconds = sum(price_part(H100, dep.model.hidden, part).seconds for part in parts if part.shape is not None)
     measured = surface_seconds(H100, surface, (4096 * 8 / 256, 256.0, 2048.0))
     assert seconds == pytest.approx(float(measured), rel=1e-9)
+
+
+def test_experts_as_wide_as_the_hidden_state_keep_their_width():
+    """gpt-oss: hidden 2880, experts of 2880; gate and up are (2880, 5760), down is (2880, 2880)."""
+    chip = load_chip("b200-sxm")
+    model = str(Path(__file__).parent / "data" / "configs" / "gpt-oss-20b.json")
+    for tp, width in ((1, 2880), (2, 1440)):
+        dep = deploy(model, chip=chip, dp=1, n_chips=tp, tp=tp, ep=1)
+        parts = layer_parts(dep, build_load(dep, 4096, 1, 0), dep.model.kinds[0][0])["experts"]
+        places = [place_part(chip.calibration, 2880, part) for part in parts if part.shape is not None]
+        assert [place.coordinates[2] for place in places] == [width, width]
+        # Three matrices' FLOPs, as the measured network's, in which the hidden state is wider.
+        assert sum(place.share for place in places) == pytest.approx(2880 / 7168, rel=1e-12)
 
 
 def test_what_was_not_measured_is_said():

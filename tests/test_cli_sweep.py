@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -21,6 +22,7 @@ from g5cp_vec.runner.local import LocalRunner
 from g5cp_vec.runner.schema import KPIS, SCHEMA
 from g5cp_vec.runner.store import scan_sweep
 
+ROOT = Path(__file__).parent.parent
 GRID = """
 name = "small"
 [fixed]
@@ -306,3 +308,20 @@ def test_a_full_disk_is_one_line_and_keeps_what_is_finished(grid, tmp_path):
     assert "Traceback" not in done.stderr
     assert "cannot be written" in done.stderr.splitlines()[-1]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["sweep.json"]
+
+
+def test_the_summary_names_what_was_not_measured(tmp_path):
+    grid = tmp_path / "grid.toml"
+    text = GRID.replace("llama-3.1-8b", "qwen3-235b-a22b").replace("[1, 3]", "[4]").replace("[1, 2, 4]", "[1]")
+    grid.write_text(text)
+    shown = invoke("sweep", grid, "-o", tmp_path / "out").stdout
+    assert "not measured on this chip, at default efficiencies: experts\n" in shown
+    grid.write_text(GRID)
+    assert "not measured" not in invoke("sweep", grid, "-o", tmp_path / "all").stdout
+
+
+def test_parts_of_ranks_have_one_name(tmp_path):
+    config = ROOT / "tests" / "data" / "configs" / "DeepSeek-V3.2.json"
+    fixed = {"model": str(config), "chip": "h200-sxm", "topology": "hgx-8", "n_chips": 16, "tp": 8, "cp": 2, "ep": 8}
+    row = g5cp_vec.run({"fixed": {**fixed, "phase": "prefill", "seq_len": 8192}})
+    assert row.uncalibrated_parts == "indexer, sparse"

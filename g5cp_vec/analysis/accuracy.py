@@ -9,6 +9,7 @@ reading``: the same measurement under another reading of what the source leaves 
 from __future__ import annotations
 
 import csv
+import importlib.util
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -210,6 +211,23 @@ def _flops(expansion: Expansion) -> float:
     return float(sum(model_flops(dep, build_load(dep, *load)).values()))
 
 
+def check_plottable(path: Path) -> None:
+    """Refuse a picture that could not be drawn, before anything is computed for it.
+
+    Raises
+    ------
+    ConfigError
+        The file's ending or its folder is wrong, or what draws pictures is not installed.
+    """
+    if path.suffix not in (".svg", ".png"):
+        raise ConfigError(f"--plot: {path}: expected a file ending in .svg or .png")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot: {path}: cannot be written: no folder {path.parent}")
+    missing = [name for name in ("altair", "vl_convert") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError("--plot: needs altair and vl-convert-python: pip install '.[plot]' where this package lies")
+
+
 def plot_accuracy(measurements: list[Measurement], path: Path) -> None:
     """Draw predicted against measured times, on logarithmic axes, into an SVG or PNG file.
 
@@ -218,13 +236,9 @@ def plot_accuracy(measurements: list[Measurement], path: Path) -> None:
     ConfigError
         The file's name ends otherwise, it cannot be written, or the drawing packages are not installed.
     """
-    if path.suffix not in (".svg", ".png"):
-        raise ConfigError(f"--plot: {path}: expected a file ending in .svg or .png")
-    try:
-        import altair as alt
-        import vl_convert  # noqa: F401 (altair draws with it)
-    except ImportError:
-        raise ConfigError("--plot: needs altair and vl-convert-python: pip install 'g5cp-vec[plot]'") from None
+    check_plottable(path)
+    import altair as alt
+
     times = [m for m in measurements if m.quantity.endswith("_s")]
     frame = pl.DataFrame(
         {

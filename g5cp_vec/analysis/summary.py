@@ -26,6 +26,8 @@ class Summary(NamedTuple):
         All of them.
     n_uncalibrated : int
         Rows that rest on default efficiencies.
+    uncalibrated_parts : list of str
+        Computes that nothing was measured for although the chip is calibrated, over all rows, sorted.
     best : dict of str to polars.DataFrame
         For ``ttft_s`` and ``tpot_s``, where the sweep has them: one row per model, topology and context length,
         the fastest point that fits, with its time and the keys asked for.
@@ -35,6 +37,7 @@ class Summary(NamedTuple):
     reasons: list[tuple[str, int]]
     n_reasons: int
     n_uncalibrated: int
+    uncalibrated_parts: list[str]
     best: dict[str, pl.DataFrame]
 
 
@@ -75,5 +78,7 @@ def summarise_sweep(folder: str | Path, axes: Collection[str]) -> Summary:
         if winners.height:
             best[time] = winners
     uncalibrated = rows.filter(~pl.col("calibrated")).select(pl.len()).collect().item()
+    named = rows.select(pl.col("uncalibrated_parts").str.split(", ").explode().drop_nulls().unique()).collect()
+    parts = sorted(named.to_series().to_list())
     most_frequent = reasons.head(REASONS_SHOWN).rows()
-    return Summary(dict(by_status.iter_rows()), most_frequent, reasons.height, int(uncalibrated), best)
+    return Summary(dict(by_status.iter_rows()), most_frequent, reasons.height, int(uncalibrated), parts, best)

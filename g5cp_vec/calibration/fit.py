@@ -28,8 +28,8 @@ from g5cp_vec.cost.calibration import WORK, closed_form
 Real = NDArray[np.float64]
 
 N_FOLDS = 10
-# Fewer rows than this are not split for residuals.
-LEAST_FOR_RESIDUALS = 10
+# Fewer rows than this are not split for residuals; up to as many as there are folds are left out one by one.
+LEAST_FOR_RESIDUALS = 5
 FINEST_RATIO = 2.0
 # Rows this long are judged by their efficiency, shorter ones mostly by launching.
 LONG_S = 20e-6
@@ -304,14 +304,14 @@ def _rising(seconds: Real, axes: Sequence[str]) -> Real:
 def _cross_validate(
     problem: _Problem, parameters: Real, measured: NDArray[np.int64], own: NDArray[np.int64]
 ) -> Judged | None:
-    """Predict each of the chip's rows from the others and the peers', ten parts in turn."""
+    """Predict each of the chip's rows from the others and the peers', at most ten parts in turn."""
     n = len(measured)
     if len(own) < LEAST_FOR_RESIDUALS:
         return None
     predicted = np.empty(n)
     order = np.random.default_rng(0).permutation(n)
     inputs = Inputs(problem.sizes, problem.factors)
-    for fold in range(N_FOLDS):
+    for fold in range(min(N_FOLDS, n)):
         out = order[fold::N_FOLDS]
         kept = np.setdiff1d(np.arange(n), out)
         common = _form(_common_form(problem, kept), problem.flop_s, problem.byte_s)

@@ -21,9 +21,11 @@ def command(as_json: bool, plot: Path | None) -> None:
     All that ship with the package are recomputed. Rows that parameters were fitted to are told from predictions, and
     what a source leaves open is shown under each reading.
     """
-    from g5cp_vec.analysis.accuracy import measure_accuracy, plot_accuracy, summarise
+    from g5cp_vec.analysis.accuracy import check_plottable, measure_accuracy, plot_accuracy, summarise
     from g5cp_vec.cli._output import announce_compilation, print_table
 
+    if plot is not None:
+        check_plottable(plot)
     announce_compilation()
     measurements = measure_accuracy()
     summary = summarise(measurements)

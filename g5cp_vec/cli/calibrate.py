@@ -142,7 +142,7 @@ def _fit(
     except OSError as error:
         raise ConfigError(f"{output}: cannot be written: {error.strerror or error}") from None
     _print_fit(fitted, calibration)
-    click.echo(f"{len(fitted.surfaces)} surfaces of {chip.name} fitted, {len(calibration.surface)} in {output}")
+    click.echo(f"surfaces of {chip.name}: {len(fitted.surfaces)} fitted, {len(calibration.surface)} in {output}")
 
 
 def _print_fit(fitted: Any, calibration: Any) -> None:
@@ -158,4 +158,4 @@ def _print_fit(fitted: Any, calibration: Any) -> None:
         for s in fitted.surfaces
     ]  # fmt: skip
     print_table(["kind", "library", "labels", "default for", "rows", "median", "p90"], lines, n_left=4)
-    click.echo("errors on rows held out of the fit (tenfold cross-validation); none with fewer than ten rows of a kind")
+    click.echo("errors on rows held out of the fit, a tenth or one at a time; none with fewer than five rows of a kind")

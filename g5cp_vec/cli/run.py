@@ -57,7 +57,8 @@ def _print_groups(row: dict[str, Any]) -> None:
     groups: dict[str, list[tuple[str, str, str]]] = {}
     for name, value in row.items():
         if value is not None:
-            groups.setdefault(_group(name), []).append((name, _exact(value), _readable(name, value)))
+            exact, readable = _exact(value), _readable(name, value)
+            groups.setdefault(_group(name), []).append((name, exact, "" if readable == exact else readable))
     for group, rows in groups.items():
         print_table([group, "value", ""], rows)
     if row["uncalibrated_parts"] is not None:

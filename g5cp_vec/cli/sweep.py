@@ -134,6 +134,8 @@ def _print_summary(folder: Path, grid: Grid, progress: Progress) -> None:
             [f"best {name.removesuffix('_s').upper()}" if name == time else name for name in frame.columns],
             [[readable.get(name, _cell)(value) for name, value in row.items()] for row in frame.iter_rows(named=True)],
         )
+    if summary.uncalibrated_parts:
+        click.echo(f"not measured on this chip, at default efficiencies: {', '.join(summary.uncalibrated_parts)}")
     if summary.n_uncalibrated:
         click.echo("calibrated = false: compare deployments by these times, do not trust them as absolute")
     resumed = f", {progress.n_resumed} found finished" if progress.n_resumed else ""

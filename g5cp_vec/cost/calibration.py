@@ -195,7 +195,7 @@ def place_part(calibration: Calibration, hidden: int, part: Part) -> Place | Non
     ----------
     calibration : Calibration
     hidden : int
-        Width of the model's hidden state: tells an expert's up-projection from its down-projection.
+        Width of the model's hidden state; an expert network was measured at its own.
     part : Part
 
     Notes
@@ -224,8 +224,7 @@ def _place_gemm(calibration: Calibration, hidden: int, part: Part, shape: GemmSh
         surface = calibration.defaults.get(("moe", part.dtype))
         if surface is None:
             return None
-        width = shape.n / 2 if shape.k == hidden else shape.k
-        coordinates = (wide(shape.m) / shape.n_weights, shape.n_weights, width)
+        coordinates = (wide(shape.m) / shape.n_weights, shape.n_weights, shape.width)
         whole, _ = _moe_work(surface.numbers, *coordinates)
         return Place(surface, coordinates, part.flops / whole, (_ratio(hidden, surface.numbers["hidden"]),))
     surface = calibration.defaults.get(("gemm", part.dtype))

@@ -82,9 +82,9 @@ def _mlp(
     """Gate and up projection (or up alone), activation, down projection."""
     hidden, inner = dep.model.hidden, kind.n_inner
     return [
-        *gemm(dep, name, tokens, hidden, inner * width, dtype, n_experts),
+        *gemm(dep, name, tokens, hidden, inner * width, dtype, n_experts, width=width),
         touch(dep, name, (inner + 1) * tokens * width),
-        *gemm(dep, name, tokens, width, hidden, dtype, n_experts),
+        *gemm(dep, name, tokens, width, hidden, dtype, n_experts, width=width),
     ]
 
 

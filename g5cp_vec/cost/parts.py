@@ -9,12 +9,16 @@ from g5cp_vec.mapping.load import Count
 
 @dataclass(frozen=True, slots=True)
 class GemmShape:
-    """``n_weights`` matrices of shape (k, n), ``m`` rows over all of them together."""
+    """``n_weights`` matrices of shape (k, n), ``m`` rows over all of them together.
+
+    ``width`` is that of the network whose up or down projection this is, 0 for other products.
+    """
 
     m: Count
     k: int
     n: int
     n_weights: Count = 1
+    width: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,13 +51,14 @@ def gemm(
     weight_rows: Count = 1,
     *,
     shares_input: bool = False,
+    width: int = 0,
 ) -> list[Part]:
     """One GEMM, or ``weight_rows`` of the same weight shape over ``m`` rows in all, and what brings its input to type.
 
-    ``shares_input`` says that the product before has quantised the same input.
+    ``shares_input`` says that the product before has quantised the same input, ``width`` of which network it is part.
     """
     shape, flops, weights = (
-        GemmShape(m, k, n, weight_rows),
+        GemmShape(m, k, n, weight_rows, width),
         2 * wide(m) * k * n,
         weight_rows * matrix_bytes(k, n, dtype),
     )

@@ -98,7 +98,7 @@ def coverage(dep: Deployment, load: Load, n_points: int, keys: CostKeys | None =
         for part in parts:
             price = price_part(dep.chip, dep.model.hidden, part)
             if price is None:
-                uncalibrated.add(name)
+                uncalibrated.add(name.partition("@")[0])
             else:
                 seconds.append(np.broadcast_to(price.seconds, (n_points,)))
                 factors.append(np.broadcast_to(price.extrapolated, (n_points,)))
