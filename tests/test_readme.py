@@ -11,7 +11,11 @@ from click.testing import CliRunner
 
 from g5cp_vec.cli import main
 from g5cp_vec.config._keys import KEYS
+from g5cp_vec.config.attention import Attention, Indexer, Linear
+from g5cp_vec.config.chip import Efficiency, load_chip
 from g5cp_vec.config.grid import load_grid
+from g5cp_vec.config.layers import Moe
+from g5cp_vec.errors import ConfigError
 from g5cp_vec.runner.schema import SCHEMA
 
 ROOT = Path(__file__).parent.parent
@@ -104,3 +108,21 @@ def test_output_and_python_are_real(tmp_path, monkeypatch, capsys):
     assert re.fullmatch(pattern, shown[-1])
     exec(README.split("```python")[1].split("```")[0], {})
     assert "ttft_s" in capsys.readouterr().out
+
+
+def test_the_chip_of_the_readme_is_one_with_default_efficiencies(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text(block("A chip has dense peaks"))
+    chip = load_chip(str(path))
+    assert dict(chip.peak_flops) == {"bf16": 989e12, "fp8": 1978e12}
+    assert chip.efficiency.model_dump(exclude={"source"}) == Efficiency().model_dump(exclude={"source"})
+    assert chip.usable_memory_fraction == 0.9
+    text = block("A chip has dense peaks").replace("bf16 = 989.0\n", "")
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="bf16"):
+        load_chip(str(path))
+
+
+@pytest.mark.parametrize("record", [Attention, Indexer, Linear, Moe, Efficiency])
+def test_every_key_of_a_layer_is_named(record):
+    assert [name for name in record.model_fields if not re.search(rf"\b{name}\b", README)] == []
