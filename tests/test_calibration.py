@@ -168,6 +168,29 @@ def test_a_rectangle_keeps_its_rows_and_its_flops(q, kv, kept, batch):
     assert price_part(H100, 4096, part).seconds >= part.flops / H100.peak("bf16")
 
 
+def test_a_launch_costs_what_it_costs_at_any_head_width():
+    """Heads of half the width: half the time where it is long, a launch and half the traffic where it is short."""
+    long, short = [
+        [decode_seconds(kv_tokens, batch, width) for width in (64, 128, 256)]
+        for kv_tokens, batch in ((131072, 64), (1024, 1))
+    ]
+    assert long[0] / long[1] == pytest.approx(0.5, rel=0.01)
+    assert long[2] / long[1] == pytest.approx(2, rel=0.01)
+    surface = H100.calibration.defaults["attention_decode", "bf16"]
+    traffic_s = 2 * 2 * 1024 * 8 * 128 / H100.hbm_bandwidth_bytes_per_s / surface.memory_efficiency
+    for ratio, width in ((short[0] / short[1], 64), (short[2] / short[1], 256)):
+        expected = (surface.overhead_s + traffic_s * width / 128) / (surface.overhead_s + traffic_s)
+        assert ratio == pytest.approx(expected, rel=1e-3)
+
+
+def decode_seconds(kv_tokens, batch, width):
+    elements = 2 * batch * kv_tokens * 8 * width
+    shape = AttentionShape("decode", batch, 1, kv_tokens, kv_tokens, 64, 8, width, width, False, "bf16")
+    return float(
+        price_part(H100, 4096, Part("attention", "attention", 16 * elements, 2 * elements, "bf16", shape)).seconds
+    )
+
+
 def test_a_gemm_is_its_node():
     for m, n, k in [(2048, 4096, 4096), (1, 10240, 8192)]:
         part = Part("qkv", "gemm", 2 * m * n * k, 2 * (m * k + n * k + m * n), "bf16", GemmShape(m, k, n))
@@ -209,8 +232,8 @@ def test_experts_as_wide_as_the_hidden_state_keep_their_width():
         parts = layer_parts(dep, build_load(dep, 4096, 1, 0), dep.model.kinds[0][0])["experts"]
         places = [place_part(chip.calibration, 2880, part) for part in parts if part.shape is not None]
         assert [place.coordinates[2] for place in places] == [width, width]
-        # Three matrices' FLOPs, as the measured network's, in which the hidden state is wider.
-        assert sum(place.share for place in places) == pytest.approx(2880 / 7168, rel=1e-12)
+        assert sum(place.share for place in places) == pytest.approx(1, rel=1e-12)
+        assert [place.work for place in places] == pytest.approx([2880 / 7168] * 2, rel=1e-12)
 
 
 def test_what_was_not_measured_is_said():

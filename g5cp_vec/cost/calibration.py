@@ -43,10 +43,14 @@ class Price(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a part lies on a surface, and which share of the surface's duration is its own."""
+    """Where a part lies on a surface, how much work that is, and which share of the duration is its own.
+
+    ``work`` is relative to the same place at the widths that were measured.
+    """
 
     surface: Surface
     coordinates: tuple[Any, ...]
+    work: float
     share: Any
     ratios: tuple[float, ...]
 
@@ -152,7 +156,7 @@ def extrapolation(surface: Surface, coordinates: Coordinates) -> Any:
     return factor
 
 
-def surface_seconds(chip: Chip, surface: Surface, coordinates: Coordinates) -> Real:
+def surface_seconds(chip: Chip, surface: Surface, coordinates: Coordinates, work: float = 1.0) -> Real:
     """Return the duration of a shape (s), not below the chip's peaks.
 
     Parameters
@@ -161,12 +165,15 @@ def surface_seconds(chip: Chip, surface: Surface, coordinates: Coordinates) -> R
     surface : Surface
     coordinates : sequence of numbers or ndarrays
         On the axes of the surface, all > 0.
+    work : float
+        Work relative to that of the measured widths. It scales the closed form like a size outside the nodes, so that a
+        launch costs what it costs.
     """
     asked = np.broadcast_arrays(*(np.asarray(x, float) for x in coordinates))
     inside = [np.clip(x, low, high) for x, (low, high) in zip(asked, surface.limits, strict=True)]
     seconds = interpolate(surface, [np.log2(x) for x in inside])
-    flop_s, byte_s = peak_times(chip, surface, asked)
-    if any(np.any(x != y) for x, y in zip(asked, inside, strict=True)):
+    flop_s, byte_s = (work * s for s in peak_times(chip, surface, asked))
+    if work != 1.0 or any(np.any(x != y) for x, y in zip(asked, inside, strict=True)):
         form = surface.overhead_s, surface.arithmetic_efficiency, surface.memory_efficiency
         here = closed_form(flop_s, byte_s, *form)
         edge = closed_form(*peak_times(chip, surface, inside), *form)
@@ -226,11 +233,13 @@ def _place_gemm(calibration: Calibration, hidden: int, part: Part, shape: GemmSh
             return None
         coordinates = (wide(shape.m) / shape.n_weights, shape.n_weights, shape.width)
         whole, _ = _moe_work(surface.numbers, *coordinates)
-        return Place(surface, coordinates, part.flops / whole, (_ratio(hidden, surface.numbers["hidden"]),))
+        work = hidden / surface.numbers["hidden"]
+        ratios = (_ratio(hidden, surface.numbers["hidden"]),)
+        return Place(surface, coordinates, work, part.flops / (whole * work), ratios)
     surface = calibration.defaults.get(("gemm", part.dtype))
     if surface is None:
         return None
-    return Place(surface, (wide(shape.m) / shape.n_weights, shape.n * shape.n_weights, shape.k), 1.0, ())
+    return Place(surface, (wide(shape.m) / shape.n_weights, shape.n * shape.n_weights, shape.k), 1.0, 1.0, ())
 
 
 def _place_attention(calibration: Calibration, part: Part, shape: AttentionShape) -> Place | None:
@@ -252,9 +261,8 @@ def _place_attention(calibration: Calibration, part: Part, shape: AttentionShape
         return None
     c = surface.numbers
     ratios = (_ratio(shape.d_qk, c["d_qk"]), _ratio(shape.d_v, c["d_v"]))
-    # Durations were measured at other widths: they scale with the work.
-    share = (shape.d_qk + shape.d_v) / (c["d_qk"] + c["d_v"])
-    return Place(surface, coordinates, share, ratios)
+    work = (shape.d_qk + shape.d_v) / (c["d_qk"] + c["d_v"])
+    return Place(surface, coordinates, work, 1.0, ratios)
 
 
 def _ratio(asked: float, measured: float) -> float:
@@ -277,7 +285,7 @@ def price_part(chip: Chip, hidden: int, part: Part) -> Price | None:
     place = place_part(calibration, hidden, part)
     if place is None:
         return None
-    seconds = surface_seconds(chip, place.surface, place.coordinates) * place.share
+    seconds = surface_seconds(chip, place.surface, place.coordinates, place.work) * place.share
     bound_s = np.maximum(part.flops / chip.peak(place.surface.arithmetic_dtype), byte_s)
     factor = extrapolation(place.surface, place.coordinates)
     for ratio in place.ratios:
