@@ -8,6 +8,7 @@ kernel it was. Other columns are ignored.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.config._files import describe, did_you_mean
+from g5cp_vec.config._text import MOST_TABLE_BYTES, read_text
 from g5cp_vec.config.dtypes import DTYPE_BITS
 from g5cp_vec.cost.calibration import constants_of
 from g5cp_vec.errors import ConfigError
@@ -284,15 +286,13 @@ def read_tables(paths: Sequence[str | Path], system: str = "") -> list[Row]:
 
 
 def _read_table(path: Path, system: str) -> list[Row]:
+    text = read_text(path, "a CSV file", most_bytes=MOST_TABLE_BYTES, encoding="utf-8-sig")
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            header = [name.strip() for name in reader.fieldnames or []]
-            reader.fieldnames = header
-            records = [(reader.line_num, record) for record in reader]
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        header = [name.strip() for name in reader.fieldnames or []]
+        reader.fieldnames = header
+        records = [(reader.line_num, record) for record in reader]
+    except csv.Error as error:
         raise ConfigError(f"{path}: not a CSV file: {' '.join(str(error).split())}") from None
     recipe = _recognise(path, header)
     if not records:

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from g5cp_vec.config._record import Record
+from g5cp_vec.config._text import read_text
 from g5cp_vec.config._units import to_si, written_key
 from g5cp_vec.errors import ConfigError
 
@@ -89,18 +90,10 @@ def locate(kind: Kind, text: str, base: Path | None = None) -> Path:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file, or say in one line why that is impossible."""
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
-    except FileNotFoundError:
-        problem = "no such file"
-    except IsADirectoryError:
-        problem = "is a directory, expected a TOML file"
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-    except UnicodeDecodeError as error:
-        problem = f"is not UTF-8 text (byte {error.start}), expected a TOML file"
+        return tomllib.loads(read_text(path, "a TOML file"))
     except RecursionError:
         problem = "is nested too deeply"
-    except ValueError as error:  # TOMLDecodeError, a NUL in the path, an integer of thousands of digits
+    except ValueError as error:  # TOMLDecodeError, an integer of thousands of digits
         problem = f"is not valid TOML: {' '.join(str(error).split())}"
     raise ConfigError(f"{path}: {problem}")
 

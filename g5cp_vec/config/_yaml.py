@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from g5cp_vec.config._text import read_text
 from g5cp_vec.errors import ConfigError
 
-_MOST_BYTES = 1 << 24
 _MOST_VALUES = 1 << 21
 _DEEPEST = 64
 
@@ -25,18 +25,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     ConfigError
         Not readable, not YAML, not a table, or YAML that means more than it shows.
     """
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"{path}: has {path.stat().st_size} bytes, expected at most {_MOST_BYTES}")
-        contents = _parsed(path, path.read_bytes().decode("utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: is a directory, expected a YAML file") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}), expected a YAML file") from None
+    contents = _parsed(path, read_text(path, "a YAML file"))
     if not isinstance(contents, dict):
         raise ConfigError(f"{path}: holds no keys, expected a YAML table")
     return contents

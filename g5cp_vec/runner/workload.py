@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from itertools import chain
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from g5cp_vec.config._text import MOST_TABLE_BYTES, read_json_text, read_text
 from g5cp_vec.engine.arrays import COMPUTE, FLOW, Costs, Graph
 from g5cp_vec.engine.csr import count_predecessors, drop_repeated, group_by, order_chips
 from g5cp_vec.engine.measure import Tags
@@ -83,14 +83,8 @@ class _Checker:
 
 def read_workload(path: str | Path) -> Any:
     """Read a workload file; a file that cannot be read or is not JSON is a `ConfigError`."""
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text; expected a JSON workload") from None
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from None
+    path = Path(path)
+    return read_json_text(path, read_text(path, "a JSON workload", most_bytes=MOST_TABLE_BYTES))
 
 
 def compile_workload(data: Any, source: str = "<mapping>") -> tuple[Graph, Costs]:

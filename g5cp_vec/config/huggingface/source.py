@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from g5cp_vec.config._files import describe, did_you_mean
+from g5cp_vec.config._text import read_json_text, read_text
 from g5cp_vec.errors import ConfigError
 
 FILE = "config.json"
-# A model's own file has at most some thousand lines.
-_MOST_BYTES = 16 * 2**20
 # Beyond any model; keeps what hostile files ask for within a machine's reach.
 MOST_LAYERS = 10_000
 _MOST = 2**31 - 1
@@ -45,25 +44,10 @@ def config_path(path: Path) -> Path:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, or say in one line why that is impossible."""
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"{path}: has more than {_MOST_BYTES} bytes, expected the {FILE} of a model")
-        contents = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except FileNotFoundError:
-        problem = "no such file"
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-    except UnicodeDecodeError as error:
-        problem = f"is not UTF-8 text (byte {error.start}), expected JSON"
-    except RecursionError:
-        problem = "is nested too deeply"
-    except ValueError as error:  # JSONDecodeError, an integer of thousands of digits
-        problem = f"is not valid JSON: {' '.join(str(error).split())}"
-    else:
-        if isinstance(contents, dict):
-            return contents
-        problem = f"expected a JSON object, got {shown(contents)}"
-    raise ConfigError(f"{path}: {problem}")
+    contents = read_json_text(path, read_text(path, f"the {FILE} of a model", encoding="utf-8-sig"))
+    if isinstance(contents, dict):
+        return contents
+    raise ConfigError(f"{path}: expected a JSON object, got {shown(contents)}")
 
 
 def shown(value: object) -> str:
