@@ -125,7 +125,7 @@ HOSTILE = {
     "mixed units": ("m,n,k,gemm_dtype,latency_ms,latency_us\n1,1,1,bf16,1,1000\n", "got latency_ms and latency_us"),
     "twice": ("m,m,n,k,gemm_dtype,latency_ms\n1,1,1,1,bf16,1\n", "column 'm' stands twice"),
     "wrong chip": ("system," + HEAD + "gb999," + ROW, "no row of 'h100_sxm' in the tables, they hold gb999"),
-    "binary": (b"\xff\xfe\x00", "not a CSV file"),
+    "binary": (b"\xff\xfe\x00", "expected a CSV file"),
     "group of one": ("num_gpus,bytes_total,latency_us\n1,1024,5\n", "num_gpus: expected 2 or more"),
 }
 
@@ -145,7 +145,7 @@ def test_hostile_tables_are_one_line(tmp_path, monkeypatch, text, said, how):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere.csv", "--chip", "h100-sxm", "--evaluate"], "nowhere.csv: cannot be read"),
+        (["nowhere.csv", "--chip", "h100-sxm", "--evaluate"], "nowhere.csv: no such file"),
         ([str(GEMMS), "--chip", "h100-sxm"], "-o: missing"),
         ([str(GEMMS), "--chip", "h100-sxm", "--evaluate", "-o", "x.toml"], "-o: nothing is fitted"),
         ([str(GEMMS), "--chip", "h100-sxm", "-o", "x.toml", "--csv"], "only with --evaluate"),

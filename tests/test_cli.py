@@ -241,7 +241,7 @@ def test_replay_refuses_with_the_place(tmp_path):
     path.write_text(json.dumps({**CHAIN, "deps": [[0, 1], [1, 0]]}))
     assert "cycle" in refused(invoke("replay", path))
     path.write_text("{")
-    assert "not JSON" in refused(invoke("replay", path))
+    assert "not valid JSON" in refused(invoke("replay", path))
 
 
 @pytest.mark.parametrize(

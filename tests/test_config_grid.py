@@ -176,7 +176,9 @@ def test_a_grid_too_large_is_refused():
 def test_points():
     grid = load_point({"fixed": FIXED})
     assert len(grid.expand()) == 1
-    assert complaints(grid_table({"tp": [1]}), point=True) == ["<mapping>: axes: a point has [fixed] only"]
+    assert complaints(grid_table({"tp": [1]}), point=True) == [
+        "<mapping>: has [axes], a point has [fixed] only; use g5cp-vec sweep for a grid"
+    ]
 
 
 def test_paths_are_relative_to_the_grid_file(tmp_path, monkeypatch):

@@ -173,7 +173,11 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "folder.yaml").mkdir()
     (tmp_path / "latin.yaml").write_bytes(b"name: \xff\n")
     (tmp_path / "large.yaml").write_bytes(b"#" * (1 << 24) + b"\n")
-    for name, problem in (("folder", "is a directory"), ("latin", "is not UTF-8"), ("large", "has 16777217 bytes")):
+    for name, problem in (
+        ("folder", "is a directory"),
+        ("latin", "is not UTF-8"),
+        ("large", "more than 16777216 bytes"),
+    ):
         with pytest.raises(ConfigError, match=problem):
             load_topology(str(tmp_path / f"{name}.yaml"))
     with pytest.raises(ConfigError, match=r"no such topology file"):

@@ -191,7 +191,9 @@ def test_unfinished_sweep_is_said_to_be(sound, tmp_path):
     folder = doctored(sound, tmp_path)
     part = folder / "part-00000.parquet"
     pl.read_parquet(part).head(3).write_parquet(part)
-    assert "unfinished: 3 of 5 rows" in invoke("validate", folder).stdout
+    result = invoke("validate", folder)
+    assert result.exit_code == 1
+    assert "unfinished: 3 of 5 rows" in result.stdout
 
 
 def test_a_folder_without_a_sweep_is_refused(tmp_path):

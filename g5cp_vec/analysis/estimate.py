@@ -33,8 +33,8 @@ class Estimate:
 
     Attributes
     ----------
-    n_points, n_valid : int
-        Rows after the filter, and those that can be simulated.
+    n_points, n_valid, n_repeated : int
+        Rows after the filter, those that can be simulated, and of these the ones that are another row once more.
     n_structures, n_parts : int
         Distinct operation graphs, and files of the dataset.
     n_ops, n_audited_ops : int
@@ -47,6 +47,7 @@ class Estimate:
 
     n_points: int
     n_valid: int
+    n_repeated: int
     n_structures: int
     n_parts: int
     n_ops: int
@@ -79,6 +80,7 @@ def estimate_sweep(grid: Grid) -> Estimate:
     return Estimate(
         n_points=len(expansion),
         n_valid=int(is_valid.sum()),
+        n_repeated=expansion.n_repeated,
         n_structures=plan.n_structures,
         n_parts=len(plan.parts),
         n_ops=n_ops,

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import polars as pl
 
+from g5cp_vec.analysis.reasons import group_reasons
 from g5cp_vec.runner.schema import KEY_TYPES
-from g5cp_vec.runner.store import scan_sweep
+from g5cp_vec.runner.store import reading, scan_sweep
 
 REASONS_SHOWN = 3
 
@@ -55,12 +56,16 @@ def summarise_sweep(folder: str | Path, axes: Collection[str]) -> Summary:
     ConfigError
         The folder is not that of a sweep.
     """
-    rows = scan_sweep(folder)
+    with reading(folder):
+        return _summarise_rows(scan_sweep(folder), axes)
+
+
+def _summarise_rows(rows: pl.LazyFrame, axes: Collection[str]) -> Summary:
     by_status = rows.group_by("status").len().sort("status").collect()
     by_reason = (
         rows.filter(pl.col("status") == "invalid").group_by("reason").len().sort("len", "reason", descending=True)
     )
-    reasons = by_reason.collect()
+    reasons = group_reasons(by_reason.collect().iter_rows())
     of = [key for key in ("model", "topology") if key in axes] + ["seq_len"]
     shown = [key for key in KEY_TYPES if (key in axes or key == "dp") and key not in ("phase", *of)]
     best = {}
@@ -80,5 +85,6 @@ def summarise_sweep(folder: str | Path, axes: Collection[str]) -> Summary:
     uncalibrated = rows.filter(~pl.col("calibrated")).select(pl.len()).collect().item()
     named = rows.select(pl.col("uncalibrated_parts").str.split(", ").explode().drop_nulls().unique()).collect()
     parts = sorted(named.to_series().to_list())
-    most_frequent = reasons.head(REASONS_SHOWN).rows()
-    return Summary(dict(by_status.iter_rows()), most_frequent, reasons.height, int(uncalibrated), parts, best)
+    return Summary(
+        dict(by_status.iter_rows()), reasons[:REASONS_SHOWN], len(reasons), int(uncalibrated), parts, best
+    )

@@ -9,7 +9,6 @@ one self join. Decode has no such law: TPOT may rise or fall with cp.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import polars as pl
 
 from g5cp_vec.config.context import PASS_KV
 from g5cp_vec.runner.schema import KEY_TYPES, KPIS
-from g5cp_vec.runner.store import MANIFEST, scan_sweep
+from g5cp_vec.runner.store import expected_rows, reading, scan_sweep
 
 # The masked region of the validation scan.
 RING_SLACK = 1.01
@@ -47,8 +46,8 @@ class Validation:
     ----------
     n_rows, n_simulated, n_audited : int
         All rows, those that are not invalid, and those with conservation KPIs.
-    n_expected : int or None
-        Rows of the sweep when it is finished; None where its manifest does not say.
+    n_expected : int
+        Rows of the sweep when it is finished.
     n_pairs, n_masked : int
         Pairs of prefill points cp < cp', and those inside the masked region.
     rises : polars.DataFrame
@@ -62,7 +61,7 @@ class Validation:
     n_rows: int
     n_simulated: int
     n_audited: int
-    n_expected: int | None
+    n_expected: int
     n_pairs: int
     n_masked: int
     rises: pl.DataFrame
@@ -80,9 +79,14 @@ class Validation:
         return self.masked_share is not None and self.masked_share < LEAST_MASKED_SHARE
 
     @property
+    def is_finished(self) -> bool:
+        """Whether every row of the sweep is here."""
+        return self.n_rows == self.n_expected
+
+    @property
     def is_sound(self) -> bool:
         """Whether no check found anything."""
-        return not (self.is_vacuous or self.rises.height or self.lost.height or self.broken.height)
+        return self.is_finished and not (self.is_vacuous or self.rises.height or self.lost.height or self.broken.height)
 
 
 def validate_sweep(folder: str | Path) -> Validation:
@@ -98,7 +102,11 @@ def validate_sweep(folder: str | Path) -> Validation:
     ConfigError
         The folder is not that of a sweep.
     """
-    rows = scan_sweep(folder)
+    with reading(folder):
+        return _validate_rows(scan_sweep(folder), expected_rows(folder))
+
+
+def _validate_rows(rows: pl.LazyFrame, n_expected: int) -> Validation:
     simulated = rows.filter(pl.col("status") != "invalid")
     audited = rows.filter(pl.any_horizontal(pl.col(KPIS).is_not_null()))
     # A KPI that is null in an audited row was lost by the audit itself.
@@ -115,21 +123,13 @@ def validate_sweep(folder: str | Path) -> Validation:
         n_rows=counts[0].item(),
         n_simulated=counts[1].item(),
         n_audited=counts[2].item(),
-        n_expected=_n_expected(Path(folder)),
+        n_expected=n_expected,
         n_pairs=pairs.height,
         n_masked=masked.height,
         rises=masked.filter(is_rise).drop("masked").sort("row", "row_wide"),
         lost=lost.sort("row").collect(),
         broken=pl.concat(broken).sort("row").collect(),
     )
-
-
-def _n_expected(folder: Path) -> int | None:
-    try:
-        n_rows = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["n_rows"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return n_rows if isinstance(n_rows, int) else None
 
 
 def cp_pairs(simulated: pl.LazyFrame) -> pl.DataFrame:

@@ -42,6 +42,11 @@ _LINKS = {"h100_sxm": 450.0, "h200_sxm": 450.0, "a100_sxm": 300.0}
 _LINK_DEFAULT = 900.0
 
 
+# Beyond any kernel, and such that products of a few stay finite.
+_LEAST, _MOST = 1e-6, 1e15
+MOST_ROWS = 200_000
+
+
 class Row(NamedTuple):
     """One measured kernel.
 
@@ -295,6 +300,8 @@ def _read_table(path: Path, system: str) -> list[Row]:
     except csv.Error as error:
         raise ConfigError(f"{path}: not a CSV file: {' '.join(str(error).split())}") from None
     recipe = _recognise(path, header)
+    if len(records) > MOST_ROWS:
+        raise ConfigError(f"{path}: has {len(records)} rows, expected at most {MOST_ROWS}; keep a sample of them")
     if not records:
         raise ConfigError(f"{path}: no rows below the header")
     rows, lines = [], []
@@ -337,6 +344,8 @@ def _number(record: Mapping[str, str | None], name: str, *, least: float = 0.0, 
         value = np.nan
     if not (np.isfinite(value) and (value > least if above else value >= least)):
         raise ValueError(f"{name}: expected a number {'>' if above else '>='} {least:g}, got {describe(text or '')}")
+    if value and not _LEAST <= value <= _MOST:
+        raise ValueError(f"{name}: expected a number from {_LEAST:g} to {_MOST:g}, got {describe(text or '')}")
     return value
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -18,11 +23,18 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 class ErrorSeam(click.Group):
     """A group of commands whose failures are lines on stderr, never a traceback."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Read the words before the command."""
+        _survive_encodings()
+        with _one_line():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command chosen."""
         try:
-            value = super().invoke(ctx)
-            sys.stdout.flush()
+            with _termination_interrupts(), _one_line():
+                value = super().invoke(ctx)
+                sys.stdout.flush()
         except ConfigError as error:
             _leave(ctx, INPUT_IS_WRONG, *error.lines)
         except InfeasibleError as error:
@@ -31,17 +43,78 @@ class ErrorSeam(click.Group):
             _leave(ctx, INPUT_IS_WRONG, f"{error}; this is a defect of g5cp-vec: please report it with the input")
         except MemoryError:
             _leave(ctx, INPUT_IS_WRONG, "not enough memory; take fewer chips, or fewer points at a time")
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            ctx.exit(INTERRUPTED)
+        except KeyboardInterrupt as interrupt:
+            _leave_interrupted(ctx, str(interrupt) or "interrupted")
         except BrokenPipeError:
             # The reader has what it wanted; what is still buffered must not complain when the interpreter ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(PIPE_CLOSED)
+        except OSError as error:
+            _leave(ctx, INPUT_IS_WRONG, f"{error.filename or 'output'}: {error.strerror or error}")
         return value
+
+
+def _leave_interrupted(ctx: click.Context, line: str) -> NoReturn:
+    """Say what an interruption left, and leave; a second one does not interrupt that."""
+    previous = {number: _try_handler(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    click.echo(line, err=True)
+    for number, handler in previous.items():
+        if handler is not None:
+            _try_handler(number, handler)
+    ctx.exit(INTERRUPTED)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Say what is wrong with a command's words in one line; click says it in three."""
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.ClickException as error:
+        # Choices are listed line by line.
+        message = _escaped(" ".join(error.format_message().split())).rstrip(".")
+        ctx = getattr(error, "ctx", None)
+        hint = "" if ctx is None else f"; see {ctx.command_path} --help"
+        click.echo(f"error: {message}{hint}", err=True)
+        raise click.exceptions.Exit(INPUT_IS_WRONG) from None
+
+
+@contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """Take SIGTERM, by which batch systems and containers end a program, for an interruption from the keyboard."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = _try_handler(signal.SIGTERM, interrupt) if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL else None
+    try:
+        yield
+    finally:
+        if previous is not None:
+            _try_handler(signal.SIGTERM, previous)
+
+
+def _try_handler(number: int, handler: Any) -> Any:
+    try:
+        return signal.signal(number, handler)
+    except ValueError:  # only the main thread may, and this is another
+        return None
 
 
 def _leave(ctx: click.Context, status: int, *lines: str) -> NoReturn:
     for line in lines:
-        click.echo(f"error: {line}", err=True)
+        click.echo(f"error: {_escaped(line)}", err=True)
     ctx.exit(status)
+
+
+def _escaped(text: str) -> str:
+    """Return a text with what cannot be printed, like a line break in a file's name, written as an escape."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _survive_encodings() -> None:
+    """Write characters that a terminal's encoding lacks as escapes, where Python would stop."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ def command(
     from g5cp_vec.config.chip import load_chip
 
     _check_options(output, evaluate, as_csv or as_json)
+    _check_output(output, tables)
     chip = load_chip(chip_name)
     name = system or system_of(chip)
     rows = read_tables(tables, name)
@@ -65,6 +67,15 @@ def _check_options(output: Path | None, evaluate: bool, rows_wanted: bool) -> No
         raise ConfigError("-o: missing; name the chip TOML to write, or give --evaluate")
     if rows_wanted and not evaluate:
         raise ConfigError("--csv, --json: only with --evaluate")
+
+
+def _check_output(output: Path | None, tables: tuple[Path, ...]) -> None:
+    """Refuse to write over measurements."""
+    from g5cp_vec.errors import ConfigError
+
+    for table in tables:
+        if output is not None and output.exists() and table.exists() and output.samefile(table):
+            raise ConfigError(f"-o: {output} is a table to be read; name another file")
 
 
 def _rows_of(rows: list[Row], name: str) -> list[Row]:
@@ -138,11 +149,25 @@ def _fit(
     calibration = calibration_of(fitted, chip.calibration, said, [table.name for table in tables])
     text = chip_text(locate("chips", chip_name), calibration)
     try:
-        output.write_text(text, encoding="utf-8")
+        _write_whole(output, text)
     except OSError as error:
         raise ConfigError(f"{output}: cannot be written: {error.strerror or error}") from None
     _print_fit(fitted, calibration)
     click.echo(f"surfaces of {chip.name}: {len(fitted.surfaces)} fitted, {len(calibration.surface)} in {output}")
+
+
+def _write_whole(output: Path, text: str) -> None:
+    """Write a file such that what stood there is lost only to a whole one."""
+    if output.exists() and not output.is_file():  # a pipe, like /dev/stdout
+        output.write_text(text, encoding="utf-8")
+        return
+    output = output.resolve()
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(output)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _print_fit(fitted: Any, calibration: Any) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+_REASONS_SHOWN = 12
+
 
 @click.command("check", epilog="\b\nExample:\n  g5cp-vec check sweeps/deepseek_v3_1m.toml")
 @click.argument("grid", type=click.Path(path_type=Path))
@@ -18,6 +20,7 @@ def command(grid: Path, ranks: bool, legal: bool) -> None:
     pcp or dcp, its ranks and groups are shown.
     """
     from g5cp_vec.analysis.estimate import OPS_PER_S, estimate_sweep
+    from g5cp_vec.analysis.reasons import group_reasons
     from g5cp_vec.cli._layouts import print_layouts, print_legal
     from g5cp_vec.cli._output import bytes_text, print_table, seconds_text
     from g5cp_vec.config.grid import load_grid
@@ -32,6 +35,7 @@ def command(grid: Path, ranks: bool, legal: bool) -> None:
             ("points", str(size.n_points)),
             ("valid", str(size.n_valid)),
             ("invalid", str(n_invalid)),
+            *([("the same as another point", str(size.n_repeated))] if size.n_repeated else []),
             ("structures", str(size.n_structures)),
             ("parts of the dataset", str(size.n_parts)),
             ("operations to simulate, about", f"{size.n_ops:,}"),
@@ -50,7 +54,12 @@ def command(grid: Path, ranks: bool, legal: bool) -> None:
     if notes := checked.notes():
         print_table(["about the models"], [(note,) for note in notes])
     if size.reasons:
-        print_table(["invalid because", "points"], [(reason, str(n)) for reason, n in size.reasons])
+        few = len(size.reasons) <= _REASONS_SHOWN
+        groups = size.reasons if few else group_reasons(size.reasons)
+        print_table(["invalid because", "points"], [(reason, str(n)) for reason, n in groups[:_REASONS_SHOWN]])
+        if len(groups) > _REASONS_SHOWN:
+            rest = sum(n for _, n in groups[_REASONS_SHOWN:])
+            click.echo(f"and {rest} points for {len(groups) - _REASONS_SHOWN} more reasons; a sweep records each")
     if size.reasons and checked.on_invalid == "error":
         raise InfeasibleError(
             f'{grid}: points.on_invalid = "error" and {n_invalid} points are invalid; '

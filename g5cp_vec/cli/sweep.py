@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from g5cp_vec.cli._seam import INTERRUPTED
-
 if TYPE_CHECKING:
     from g5cp_vec.cli._progress import Progress
     from g5cp_vec.config.expansion import Expansion
     from g5cp_vec.config.grid import Grid
     from g5cp_vec.runner.plan import Plan
+
+
+# Rows of a table of winners that a person reads.
+_WINNERS_SHOWN = 50
 
 
 @click.command("sweep", epilog="\b\nExample:\n  g5cp-vec sweep sweeps/quickstart.toml -o results/quickstart")
@@ -55,9 +57,7 @@ if TYPE_CHECKING:
     help="Rows that get conservation KPIs; sample: the first of every structure and 16 more.",
 )
 @click.option("--quiet", is_flag=True, help="Print errors only.")
-@click.pass_context
 def command(
-    ctx: click.Context,
     grid: Path,
     out: Path | None,
     resume: bool,
@@ -97,10 +97,21 @@ def command(
             )
     except KeyboardInterrupt:
         again = "the same call" if resume else "the same call without --no-resume"
-        click.echo(f"interrupted: the parts finished so far are in {folder}; {again} goes on from there", err=True)
-        ctx.exit(INTERRUPTED)
+        raise KeyboardInterrupt(_interruption(folder, again, is_planned=progress.n_rows > 0)) from None
     if not quiet:
         _print_summary(folder, checked, progress)
+
+
+def _interruption(folder: Path, again: str, *, is_planned: bool) -> str:
+    """Return what an interrupted sweep leaves."""
+    from g5cp_vec.runner.store import count_finished
+
+    if not is_planned:
+        return f"interrupted before the first row; nothing in {folder} was touched"
+    n_finished, n_parts = count_finished(folder)
+    if not n_finished:
+        return "interrupted before the first part was finished; the same call starts from the beginning"
+    return f"interrupted: {n_finished} of {n_parts} parts are finished, in {folder}; {again} goes on from there"
 
 
 def _file_name(name: str) -> str:
@@ -111,7 +122,8 @@ def _file_name(name: str) -> str:
 def _headline(grid: Grid, expansion: Expansion, plan: Plan) -> str:
     n_invalid = int((expansion.reason_code >= 0).sum())
     parts = f"{len(plan.parts)} part{'s' if len(plan.parts) > 1 else ''}"
-    return f"{grid.name}: {len(expansion)} points, {plan.n_structures} structures, {n_invalid} invalid, {parts}"
+    same = f", {expansion.n_repeated} the same as another (equal point_id)" if expansion.n_repeated else ""
+    return f"{grid.name}: {len(expansion)} points{same}, {plan.n_structures} structures, {n_invalid} invalid, {parts}"
 
 
 def _print_summary(folder: Path, grid: Grid, progress: Progress) -> None:
@@ -132,8 +144,13 @@ def _print_summary(folder: Path, grid: Grid, progress: Progress) -> None:
         readable = {"seq_len": tokens_text, time: seconds_text}
         print_table(
             [f"best {name.removesuffix('_s').upper()}" if name == time else name for name in frame.columns],
-            [[readable.get(name, _cell)(value) for name, value in row.items()] for row in frame.iter_rows(named=True)],
+            [
+                [readable.get(name, _cell)(value) for name, value in row.items()]
+                for row in frame.head(_WINNERS_SHOWN).iter_rows(named=True)
+            ],
         )
+        if frame.height > _WINNERS_SHOWN:
+            click.echo(f" and {frame.height - _WINNERS_SHOWN} more rows, see the dataset: sort by {time} where ok")
     if summary.uncalibrated_parts:
         click.echo(f"not measured on this chip, at default efficiencies: {', '.join(summary.uncalibrated_parts)}")
     if summary.n_uncalibrated:

@@ -58,7 +58,7 @@ def _result(n: int, noun: str) -> str:
 def _violations(verdict: Validation) -> Iterator[str]:
     from g5cp_vec.analysis.validate import LEAST_MASKED_SHARE
 
-    if verdict.n_expected is not None and verdict.n_expected != verdict.n_rows:
+    if not verdict.is_finished:
         yield f"unfinished: {verdict.n_rows} of {verdict.n_expected} rows are here; the sweep's call finishes it"
     if verdict.is_vacuous:
         yield (

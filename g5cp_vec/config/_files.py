@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from g5cp_vec.config._record import Record
 from g5cp_vec.config._text import read_text
-from g5cp_vec.config._units import to_si, written_key
+from g5cp_vec.config._units import to_si, written_key, written_quantity
 from g5cp_vec.errors import ConfigError
 
 Kind = Literal["models", "chips", "topologies", "runtimes"]
@@ -185,6 +185,15 @@ def _entry(value: Any, key: str | int) -> Any:
     return value[key] if isinstance(value, list) and isinstance(key, int) and key < len(value) else None
 
 
+def _in_written_units(expectation: str, location: Iterable[str | int], limits: Mapping[str, Any]) -> str:
+    """Return an expectation with its limits in the unit that the file's key has."""
+    name = next((part for part in location if isinstance(part, str) and written_key(part) != part), "")
+    for limit in limits.values():
+        if name and isinstance(limit, int | float) and limit:
+            expectation = expectation.replace(str(limit), f"{written_quantity(name, limit):g}")
+    return expectation
+
+
 def _complaints(cls: type[BaseModel], contents: Mapping[str, Any], error: ValidationError) -> list[str]:
     """Turn a schema's errors into lines that speak of the keys and values as they were written."""
     lines = []
@@ -200,13 +209,14 @@ def _complaints(cls: type[BaseModel], contents: Mapping[str, Any], error: Valida
             schema = _schema_at(cls, location[:-1]) or cls
             message = unknown_key(str(keys[-1]), _written_fields(schema))
         elif problem["type"] == "value_error":  # raised by our own checks, which say what they mean
-            message = str(problem["ctx"]["error"])
+            message = str(problem["ctx"]["error"]).replace(describe(problem["input"]), describe(got))
         elif problem["type"] == "model_type":
             message = f"expected a table, got {describe(got)}"
         else:
             # Whole bytes come from any number of gigabytes.
             integer = "an integer" if keys == list(location) else "a number"
             expectation = problem["msg"].removeprefix("Input should be ").replace("a valid integer", integer)
+            expectation = _in_written_units(expectation, location, problem.get("ctx", {}))
             message = f"expected {expectation.replace('valid ', '')}"
             message += f", got {describe(location[-2] if '[key]' in location else got)}"
         place = _dotted(keys)

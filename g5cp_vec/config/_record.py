@@ -8,12 +8,26 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(gt=0)]
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
+# Bytes of a memory: compared with counts in 64 bits, and far beyond any machine.
+Capacity = Annotated[int, Field(gt=0, le=10**18)]
+# Such that products and quotients of several quantities stay far from the ends of float64.
+_LEAST_QUANTITY, _MOST_QUANTITY = 1e-30, 1e30
+
+
+def _within_reach(value: float) -> float:
+    if value and not _LEAST_QUANTITY <= abs(value) <= _MOST_QUANTITY:
+        limits = f"{_LEAST_QUANTITY:g} to {_MOST_QUANTITY:g}"
+        raise ValueError(f"expected a quantity that is within {limits} in SI units, got {value!r}")
+    return value
+
+
+_Tame = AfterValidator(_within_reach)
+Positive = Annotated[float, Field(gt=0), _Tame]
+NonNegative = Annotated[float, Field(ge=0), _Tame]
+Fraction = Annotated[float, Field(gt=0, le=1), _Tame]
 
 
 def sha256_of_json(contents: Mapping[str, object]) -> str:

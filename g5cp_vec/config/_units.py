@@ -30,6 +30,15 @@ def written_key(name: str) -> str:
     return name
 
 
+def written_quantity(name: str, value: float) -> float:
+    """Return a quantity in SI units as its key's unit in a file counts it: 2e-6 of ``latency_s`` -> 2.0."""
+    if not name.endswith(tuple(field_suffix for field_suffix, *_ in _SUFFIXES)):
+        for _, si_suffix, numerator, denominator in _SUFFIXES:
+            if name.endswith(si_suffix):
+                return value * denominator / numerator
+    return value
+
+
 def _scaled(value: Any, key: str, numerator: float, denominator: float) -> Any:
     """Scale a number, or a table or list of numbers; anything else is left for the schema to refuse."""
     if isinstance(value, Mapping):

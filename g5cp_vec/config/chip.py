@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, field_serializer, field_validator, model_validator
 
 from g5cp_vec.config._files import anchored_runtime, describe, locate, read_record
-from g5cp_vec.config._record import Count, Fraction, Frozen, Positive, Record
+from g5cp_vec.config._record import Capacity, Fraction, Frozen, Positive, Record
 from g5cp_vec.config._yaml import is_yaml
 from g5cp_vec.config.calibration import Calibration
 from g5cp_vec.config.dtypes import Dtype
@@ -88,7 +88,7 @@ class Chip(Record):
         Runtime to assume where neither the grid nor the topology names one.
     """
 
-    hbm_bytes: Count
+    hbm_bytes: Capacity
     hbm_bandwidth_bytes_per_s: Positive
     usable_memory_fraction: Fraction = 0.9
     peak_flops: tuple[tuple[Dtype, Positive], ...]

@@ -88,6 +88,18 @@ class Expansion:
         loads = {name: pl.Series(getattr(self, name)[rows]) for name in LOAD_KEYS}
         return self.deployment_keys[self.deployment[rows]].with_columns(**loads).select(list(KEYS))
 
+    @cached_property
+    def n_repeated(self) -> int:
+        """How many valid rows are another row once more, with its ``point_id``, for all that differs is ignored.
+
+        ``ep`` of a dense model is an axis that makes such rows, and so is one file under two names.
+        """
+        digests = [d.digest if isinstance(d, Deployment) else 0 for d in self.deployments]
+        valid = self.reason_code == VALID
+        point = np.array(digests, np.uint64)[self.deployment[valid]].view(np.int64)
+        distinct = pl.DataFrame({"d": point, **{key: getattr(self, key)[valid] for key in LOAD_KEYS}}).n_unique()
+        return int(valid.sum()) - distinct
+
     def refuse_invalid(self) -> None:
         """Raise InfeasibleError if any row is invalid, with the first one's reason (``on_invalid = "error"``)."""
         invalid = np.flatnonzero(self.reason_code != VALID)

@@ -151,13 +151,14 @@ class _Reader:
         self.lines.append(f"{self.label}: {place}: {message}" if place else f"{self.label}: {message}")
 
     def read(self, table: Mapping[str, Any], *, default_name: str, point: bool) -> Grid:
+        if point and ("axes" in table or "points" in table):
+            others = " and ".join(f"[{entry}]" for entry in ("axes", "points") if entry in table)
+            raise ConfigError(f"{self.label}: has {others}, a point has [fixed] only; use g5cp-vec sweep for a grid")
         tables = ("name", "fixed") if point else ("name", "fixed", "axes", "points")
         sections = "[fixed]" if point else "[fixed] or [axes]"
         for entry in table:
             if entry in KEYS:
                 self.complain(entry, f"belongs under {sections}")
-            elif point and entry in ("axes", "points"):
-                self.complain(entry, "a point has [fixed] only")
             elif entry not in tables:
                 self.complain(str(entry), unknown_key(str(entry), tables))
         name = table.get("name", default_name)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,6 +54,7 @@ def _cache_dir() -> Path:
 CACHE_DIR = _cache_dir()
 
 
+_STALE_AFTER_S = 30 * 24 * 3600.0
 # Written when every kernel of exactly these sources is on disk.
 _COMPLETE = CACHE_DIR / "complete"
 
@@ -83,6 +87,24 @@ def compiling() -> Iterator[bool]:
         yield True
         with suppress(OSError):
             _COMPLETE.touch()
+            _remove_stale(CACHE_DIR)
+
+
+def mark_used() -> None:
+    """Note that the compiled kernels are in use, so that another installation does not remove them."""
+    with suppress(OSError):
+        os.utime(_COMPLETE)
+
+
+def _remove_stale(keep: Path) -> None:
+    """Remove kernels of other versions that nobody has used for a month: every change of the sources makes a folder."""
+    before_s = time.time() - _STALE_AFTER_S
+    for folder in keep.parent.iterdir():
+        used = folder / _COMPLETE.name
+        if folder == keep or not re.fullmatch("[0-9a-f]{16}", folder.name) or not used.exists():
+            continue
+        if used.stat().st_mtime < before_s:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def kernel(function: Callable[..., Any] | None = None, *, allocates: bool = False, entry: bool = False) -> Any:

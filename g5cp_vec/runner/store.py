@@ -12,7 +12,8 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,16 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from g5cp_vec import __version__
+from g5cp_vec.config._files import describe
+from g5cp_vec.config._text import MOST_TABLE_BYTES, read_json_text, read_text
 from g5cp_vec.errors import ConfigError
 from g5cp_vec.runner.schema import SCHEMA
 
 MANIFEST = "sweep.json"
+# Every part names the sweep it belongs to.
+_HASH_KEY = "g5cp_sweep"
+_SHOWN_DIFFERENCES = 3
+_SHOWN_CHARACTERS = 200
 
 
 class Store:
@@ -49,6 +56,7 @@ class Store:
         self.folder = folder
         self.n_rows_of_part = n_rows_of_part
         text = json.dumps(contents, sort_keys=True, separators=(",", ":"))
+        self._asked = {"g5cp_version": __version__, **json.loads(text)}
         self.hash = hashlib.sha256(f"{__version__}\n{text}".encode()).hexdigest()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -75,14 +83,10 @@ class Store:
         if not path.exists():
             self._refuse_foreign_parts()
             return
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            known = isinstance(found, dict) and found.get("hash") == self.hash
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            known = False
-        if not known:
+        found = _read_manifest(path)
+        if found.get("hash") != self.hash:
             raise ConfigError(
-                f"{path}: results of another grid, option or version are here; "
+                f"{path}: results of another sweep are here: {_differences(found, self._asked)}; "
                 "choose another -o, or --no-resume to overwrite them"
             )
 
@@ -109,12 +113,14 @@ class Store:
         return self.folder / f"part-{part:05d}.parquet"
 
     def has(self, part: int) -> bool:
-        """Whether a part is finished: its file is readable and has the rows it should."""
+        """Whether a part is finished: its file is readable, of this sweep, and has the rows it should."""
         path = self.path(part)
         if not path.exists():
             return False
         try:
-            return bool(pq.read_metadata(path).num_rows == self.n_rows_of_part[part])
+            found = pq.read_metadata(path)
+            of_sweep = (found.metadata or {}).get(_HASH_KEY.encode()) == self.hash.encode()
+            return bool(of_sweep and found.num_rows == self.n_rows_of_part[part])
         except (OSError, ValueError):  # pyarrow's ArrowInvalid is a ValueError
             return False
 
@@ -124,7 +130,7 @@ class Store:
         try:
             # By way of memory: what the file system refuses is then an OSError that says so.
             buffer = io.BytesIO()
-            frame.write_parquet(buffer)
+            frame.write_parquet(buffer, metadata={_HASH_KEY: self.hash})
             temporary.write_bytes(buffer.getbuffer())
             temporary.replace(self.path(part))
         except BaseException as error:
@@ -135,6 +141,46 @@ class Store:
                 f"{self.path(part)}: cannot be written: {error.strerror or error}; finished parts are kept: "
                 "make room and call again"
             ) from None
+
+
+def count_finished(folder: Path) -> tuple[int, int]:
+    """Return how many parts of the sweep in a folder are finished, and how many it has."""
+    manifest = _read_manifest(folder / MANIFEST)
+    return len(list(folder.glob("part-*.parquet"))), int(manifest["n_parts"])
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Read the manifest of a sweep; refuse what is none."""
+    text = read_text(path, "the manifest of a sweep", most_bytes=MOST_TABLE_BYTES)
+    found = read_json_text(path, text)
+    counts = [found.get(name) for name in ("n_rows", "n_parts")] if isinstance(found, dict) else [None]
+    if not all(isinstance(count, int) and count > 0 for count in counts):
+        raise ConfigError(f"{path}: expected the manifest of a sweep, with n_rows and n_parts; run the sweep again")
+    return dict(found)
+
+
+def _differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """Return in which keys a manifest differs from what is asked for."""
+    places = list(_differing("", found, asked, set(asked)))
+    more = f" and {len(places) - _SHOWN_DIFFERENCES} more" if len(places) > _SHOWN_DIFFERENCES else ""
+    return ", ".join(places[:_SHOWN_DIFFERENCES]) + more
+
+
+def _differing(place: str, found: Any, asked: Any, keys: Collection[str] | None = None) -> Iterator[str]:
+    if isinstance(found, Mapping) and isinstance(asked, Mapping):
+        for key in sorted(keys or {*found, *asked}):
+            yield from _differing(f"{place}.{key}" if place else key, found.get(key), asked.get(key))
+    elif found != asked:
+        if place == "grid.axes":
+            there, here = dict(found or []), dict(asked or [])
+            if there != here:
+                yield from _differing(place, there, here)
+                return
+        yield f"{place} is {_brief(found)} there, {_brief(asked)} here"
+
+
+def _brief(value: Any) -> str:
+    return "missing" if value is None else describe(value)
 
 
 def scan_sweep(folder: str | Path) -> pl.LazyFrame:
@@ -148,15 +194,42 @@ def scan_sweep(folder: str | Path) -> pl.LazyFrame:
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
         raise ConfigError(f"{folder}: no {MANIFEST} here; expected the output folder of a sweep")
+    manifest = _read_manifest(folder / MANIFEST)
     parts = sorted(folder.glob("part-*.parquet"))
     if not parts:
         raise ConfigError(f"{folder}: no part is finished yet; run the sweep first")
+    names = {f"part-{part:05d}.parquet" for part in range(manifest["n_parts"])}
     for path in parts:
         try:
-            missing = [name for name in SCHEMA if name not in pq.read_schema(path).names]
+            if path.name not in names:
+                raise ValueError(f"the sweep has {len(names)} parts, from 0")
+            schema = pl.read_parquet_schema(path)
+            missing = [name for name in SCHEMA if name not in schema]
             if missing:
                 raise ValueError(f"no column {missing[0]}, so not a part of this version")
-        except (OSError, ValueError) as error:
+            wrong = [name for name, dtype in SCHEMA.items() if schema[name] != dtype]
+            if wrong:
+                raise ValueError(f"column {wrong[0]} is {schema[wrong[0]]}, expected {SCHEMA[wrong[0]]()}")
+            # A part that another program wrote anew names no sweep; its rows are judged as they are.
+            found = (pq.read_metadata(path).metadata or {}).get(_HASH_KEY.encode())
+            if found not in (None, str(manifest.get("hash")).encode()):
+                raise ValueError(f"not of the sweep that {MANIFEST} describes")
+        except (OSError, ValueError, pl.exceptions.PolarsError) as error:
             reason = " ".join(str(error).split())
-            raise ConfigError(f"{path}: not a readable part: {reason}; run the sweep again") from None
+            raise ConfigError(f"{path}: not a readable part: {reason}; delete it and run the sweep again") from None
     return pl.scan_parquet(parts)
+
+
+def expected_rows(folder: str | Path) -> int:
+    """Return how many rows the sweep in a folder has when it is finished."""
+    return int(_read_manifest(Path(folder) / MANIFEST)["n_rows"])
+
+
+@contextmanager
+def reading(folder: str | Path) -> Iterator[None]:
+    """Say in one line that rows cannot be read: parts are opened late, and their pages may be damaged."""
+    try:
+        yield
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+        raise ConfigError(f"{folder}: a part cannot be read: {reason}; delete it and run the sweep again") from None

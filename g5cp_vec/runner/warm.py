@@ -8,7 +8,7 @@ import numpy as np
 
 from g5cp_vec.config.grid import load_point
 from g5cp_vec.cost.rows import cost_rows
-from g5cp_vec.engine._jit import compiling, is_compiled
+from g5cp_vec.engine._jit import compiling, is_compiled, mark_used
 from g5cp_vec.engine.csr import drop_repeated, group_by
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.network import build_network
@@ -30,6 +30,7 @@ _POINT = {
 def warm() -> None:
     """Make sure that the kernels are compiled and cached; nothing to do after the first time."""
     if is_compiled():
+        mark_used()
         return
     with compiling() as has_to:
         if has_to:

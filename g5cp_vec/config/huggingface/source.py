@@ -44,7 +44,7 @@ def config_path(path: Path) -> Path:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, or say in one line why that is impossible."""
-    contents = read_json_text(path, read_text(path, f"the {FILE} of a model", encoding="utf-8-sig"))
+    contents = read_json_text(path, read_text(path, f"JSON, the {FILE} of a model", encoding="utf-8-sig"))
     if isinstance(contents, dict):
         return contents
     raise ConfigError(f"{path}: expected a JSON object, got {shown(contents)}")
