@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -25,7 +25,7 @@ class ErrorSeam(click.Group):
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Read the words before the command."""
-        _survive_encodings()
+        _prepare_streams()
         with _one_line():
             return super().make_context(*args, **kwargs)
 
@@ -95,6 +95,10 @@ def _termination_interrupts() -> Iterator[None]:
             _try_handler(signal.SIGTERM, previous)
 
 
+def _nowhere() -> TextIO:
+    return io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8")
+
+
 def _try_handler(number: int, handler: Any) -> Any:
     try:
         return signal.signal(number, handler)
@@ -113,8 +117,9 @@ def _escaped(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def _survive_encodings() -> None:
-    """Write characters that a terminal's encoding lacks as escapes, where Python would stop."""
+def _prepare_streams() -> None:
+    """Write characters that a terminal's encoding lacks as escapes, and to a closed stream nothing."""
+    sys.stdout, sys.stderr = (stream or _nowhere() for stream in (sys.stdout, sys.stderr))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

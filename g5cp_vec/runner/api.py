@@ -145,7 +145,7 @@ def run_sweep(
         if store is not None and store.has(number):
             on_resumed(n_rows_of_part[number])
             if collect:
-                frames.append(pl.read_parquet(store.path(number)))
+                frames.append(pl.read_parquet(store.path(number), glob=False))
             continue
         frame = runner.run_part(part)
         if store is not None:

@@ -30,6 +30,7 @@ MANIFEST = "sweep.json"
 # Every part names the sweep it belongs to.
 _HASH_KEY = "g5cp_sweep"
 _SHOWN_DIFFERENCES = 3
+_AFRESH = "choose another folder, or run the sweep again with --no-resume"
 _SHOWN_CHARACTERS = 200
 
 
@@ -53,6 +54,7 @@ class Store:
     """
 
     def __init__(self, folder: Path, contents: Mapping[str, Any], n_rows_of_part: list[int], *, resume: bool) -> None:
+        _refuse_name(folder)
         self.folder = folder
         self.n_rows_of_part = n_rows_of_part
         text = json.dumps(contents, sort_keys=True, separators=(",", ":"))
@@ -143,6 +145,14 @@ class Store:
             ) from None
 
 
+def _refuse_name(folder: Path) -> None:
+    """Refuse names that Parquet readers cannot open: they take UTF-8 only, file systems take any bytes."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{ascii(str(folder))}: a folder's name that is not UTF-8; choose another") from None
+
+
 def count_finished(folder: Path) -> tuple[int, int]:
     """Return how many parts of the sweep in a folder are finished, and how many it has."""
     manifest = _read_manifest(folder / MANIFEST)
@@ -151,11 +161,13 @@ def count_finished(folder: Path) -> tuple[int, int]:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     """Read the manifest of a sweep; refuse what is none."""
-    text = read_text(path, "the manifest of a sweep", most_bytes=MOST_TABLE_BYTES)
-    found = read_json_text(path, text)
+    try:
+        found = read_json_text(path, read_text(path, "the manifest of a sweep", most_bytes=MOST_TABLE_BYTES))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {_AFRESH}") from None
     counts = [found.get(name) for name in ("n_rows", "n_parts")] if isinstance(found, dict) else [None]
     if not all(isinstance(count, int) and count > 0 for count in counts):
-        raise ConfigError(f"{path}: expected the manifest of a sweep, with n_rows and n_parts; run the sweep again")
+        raise ConfigError(f"{path}: expected the manifest of a sweep, with n_rows and n_parts; {_AFRESH}")
     return dict(found)
 
 
@@ -163,7 +175,7 @@ def _differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     """Return in which keys a manifest differs from what is asked for."""
     places = list(_differing("", found, asked, set(asked)))
     more = f" and {len(places) - _SHOWN_DIFFERENCES} more" if len(places) > _SHOWN_DIFFERENCES else ""
-    return ", ".join(places[:_SHOWN_DIFFERENCES]) + more
+    return (", ".join(places[:_SHOWN_DIFFERENCES]) or "only the hash differs") + more
 
 
 def _differing(place: str, found: Any, asked: Any, keys: Collection[str] | None = None) -> Iterator[str]:
@@ -192,6 +204,7 @@ def scan_sweep(folder: str | Path) -> pl.LazyFrame:
         The folder is not that of a sweep.
     """
     folder = Path(folder)
+    _refuse_name(folder)
     if not (folder / MANIFEST).is_file():
         raise ConfigError(f"{folder}: no {MANIFEST} here; expected the output folder of a sweep")
     manifest = _read_manifest(folder / MANIFEST)
@@ -203,7 +216,8 @@ def scan_sweep(folder: str | Path) -> pl.LazyFrame:
         try:
             if path.name not in names:
                 raise ValueError(f"the sweep has {len(names)} parts, from 0")
-            schema = pl.read_parquet_schema(path)
+            with path.open("rb") as file:  # of a name, polars would expand * and [
+                schema = pl.read_parquet_schema(file)
             missing = [name for name in SCHEMA if name not in schema]
             if missing:
                 raise ValueError(f"no column {missing[0]}, so not a part of this version")
@@ -217,12 +231,20 @@ def scan_sweep(folder: str | Path) -> pl.LazyFrame:
         except (OSError, ValueError, pl.exceptions.PolarsError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"{path}: not a readable part: {reason}; delete it and run the sweep again") from None
-    return pl.scan_parquet(parts)
+    return pl.scan_parquet(parts, glob=False)
 
 
 def expected_rows(folder: str | Path) -> int:
     """Return how many rows the sweep in a folder has when it is finished."""
     return int(_read_manifest(Path(folder) / MANIFEST)["n_rows"])
+
+
+def _is_damaged(part: Path) -> bool:
+    try:
+        pl.read_parquet(part, glob=False)
+    except (pl.exceptions.PolarsError, OSError):
+        return True
+    return False
 
 
 @contextmanager
@@ -232,4 +254,5 @@ def reading(folder: str | Path) -> Iterator[None]:
         yield
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
-        raise ConfigError(f"{folder}: a part cannot be read: {reason}; delete it and run the sweep again") from None
+        damaged = next(filter(_is_damaged, sorted(Path(folder).glob("part-*.parquet"))), folder)
+        raise ConfigError(f"{damaged}: cannot be read: {reason}; delete it and run the sweep again") from None
