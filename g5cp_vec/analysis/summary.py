@@ -85,6 +85,4 @@ def _summarise_rows(rows: pl.LazyFrame, axes: Collection[str]) -> Summary:
     uncalibrated = rows.filter(~pl.col("calibrated")).select(pl.len()).collect().item()
     named = rows.select(pl.col("uncalibrated_parts").str.split(", ").explode().drop_nulls().unique()).collect()
     parts = sorted(named.to_series().to_list())
-    return Summary(
-        dict(by_status.iter_rows()), reasons[:REASONS_SHOWN], len(reasons), int(uncalibrated), parts, best
-    )
+    return Summary(dict(by_status.iter_rows()), reasons[:REASONS_SHOWN], len(reasons), int(uncalibrated), parts, best)
