@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -94,7 +95,7 @@ class LocalRunner:
         try:
             finished: list[Future[Pieces]] = []
             upcoming: Future[Prepared] | None = None
-            for batch, following in zip(batches, [*batches[1:], None], strict=True):
+            for batch, following in itertools.zip_longest(batches, batches[1:]):
                 if not self._is_one_simulation(batch):
                     finished.append(Future())
                     finished[-1].set_result(self._run_batch(batch))
