@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 import g5cp_vec
 from g5cp_vec.analysis.accuracy import OTHER_READING, PUBLISHED, ROLES, measure_accuracy, summarise
-from g5cp_vec.analysis.serving import closed_loop
 from g5cp_vec.cli import main
 from g5cp_vec.errors import ConfigError
 
@@ -94,7 +93,10 @@ def test_a_picture_that_cannot_be_drawn_is_refused_at_once(tmp_path, monkeypatch
     assert refused.output.startswith("error: --plot: needs altair and vl-convert-python: pip install '.[plot]'")
 
 
-def test_the_table():
+def test_the_table(monkeypatch, tmp_path):
+    name = "llama3_405b_context_parallel.csv"
+    (tmp_path / name).write_text((PUBLISHED / name).read_text())
+    monkeypatch.setattr("g5cp_vec.analysis.accuracy.measure_accuracy", lambda: measure_accuracy(tmp_path))
     shown = CliRunner().invoke(main, ["accuracy"]).stdout
     for text in ("arXiv:2411.01783", "Table 6", "other reading", "mean error"):
         assert text in shown
@@ -108,7 +110,7 @@ ROW = "s,w,prefill,llama-3.1-8b,h200-sxm,flat-450,1,1,1,4096,ttft_s,1,0.1,predic
     ("head", "row", "message"),
     [
         (HEAD, ROW.replace("predicted", "known"), "line 2: role: expected one of fitted, predicted, other reading"),
-        (HEAD, ROW.replace("0.1", "fast"), "line 2: per, measured, concurrency, output_tokens: expected integers"),
+        (HEAD, ROW.replace("0.1", "fast"), "line 2: per, measured, concurrency, output_tokens, n_requests"),
         (HEAD, ROW.replace("ttft_s", "tpot_s"), "line 2: quantity: expected a column that this point has"),
         (HEAD.replace("seq_len", "seqlen"), ROW, "unknown key 'seqlen'; did you mean 'seq_len'?"),
         (HEAD, ROW + ",more", "line 2: expected as many values as there are columns"),
@@ -155,38 +157,13 @@ def test_ring_idle_is_what_is_left_of_near_perfect_scaling():
             assert 0.4e-3 < (times[cp] - times[1] / cp) / (126 * cp) < 0.7e-3
 
 
-def test_users_of_a_server():
-    """Twin: play the loop. Four users, prefill 0.9 s, steps of 0.05 s, answers of 100 tokens."""
-    prefill, step, users, tokens = 0.9, 0.05, 4, 100
-    served = closed_loop(prefill, step, users, tokens)
-    left, waiting, now, gaps = [tokens * u // users for u in range(users)], [], 0.0, []
-    last = [0.0] * users
-    for _ in range(40_000):
-        for user in range(users):
-            if left[user] == 0 and user not in waiting:
-                waiting.append(user)
-        if waiting:
-            user = waiting.pop(0)
-            now += prefill
-            left[user], last[user] = tokens, now
-            continue
-        now += step
-        for user in range(users):
-            if left[user]:
-                left[user] -= 1
-                gaps.append(now - last[user])
-                last[user] = now
-    assert served.tpot_s == pytest.approx(statistics.fmean(gaps), rel=0.02)
-    assert closed_loop(prefill, step, 1, tokens) == (prefill, step)
-    assert prefill < served.ttft_s < 1.3 * prefill
-
-
 def test_a_served_quantity_needs_its_users(tmp_path):
     row = ROW.replace("ttft_s", "served_ttft_s")
     (tmp_path / "a.csv").write_text(f"{HEAD}\n{row}\n")
-    with pytest.raises(ConfigError, match="concurrency, output_tokens: missing"):
+    with pytest.raises(ConfigError, match="concurrency, output_tokens, n_requests, shortest, wait_steps: missing"):
         measure_accuracy(tmp_path)
-    (tmp_path / "a.csv").write_text(f"{HEAD},concurrency,output_tokens\n{row},2,1024\n")
+    asked = "concurrency,output_tokens,n_requests,shortest,wait_steps"
+    (tmp_path / "a.csv").write_text(f"{HEAD},{asked}\n{row},2,1024,20,0.8,0\n")
     (m,) = measure_accuracy(tmp_path)
-    assert (m.concurrency, m.output_tokens) == (2, 1024)
+    assert list(m.asked.values()) == [2, 1024, 20, 0.8, 0]
     assert m.predicted > 0

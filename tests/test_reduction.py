@@ -11,7 +11,7 @@ from machines import PLAIN_B200, PLAIN_H100
 from g5cp_vec import replay
 from g5cp_vec.config.expansion import VALID
 from g5cp_vec.config.grid import load_grid
-from g5cp_vec.cost.rows import CostRows, cost_rows
+from g5cp_vec.cost.rows import cost_rows
 from g5cp_vec.engine.fold import is_periodic, unfold
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.network import build_network
@@ -39,11 +39,9 @@ def prepare(**keys):
 
 def jittered(costs, seed):
     rng = np.random.default_rng(seed)
-    return CostRows(
-        costs.duration_s * (1 + JITTER * rng.uniform(-1, 1, costs.duration_s.shape)),
-        costs.bytes,
-        costs.latency_s,
-        costs.capacity * (1 + JITTER * rng.uniform(-1, 1, costs.capacity.shape)),
+    return costs._replace(
+        duration_s=costs.duration_s * (1 + JITTER * rng.uniform(-1, 1, costs.duration_s.shape)),
+        capacity=costs.capacity * (1 + JITTER * rng.uniform(-1, 1, costs.capacity.shape)),
     )
 
 

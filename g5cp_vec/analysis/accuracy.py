@@ -18,7 +18,8 @@ from typing import Any
 
 import polars as pl
 
-from g5cp_vec.analysis.serving import closed_loop
+from g5cp_vec.analysis.served import predict_served
+from g5cp_vec.analysis.serving import Client, Served
 from g5cp_vec.config._files import unknown_key
 from g5cp_vec.config._keys import KEYS
 from g5cp_vec.config.deployment import Deployment
@@ -33,10 +34,11 @@ PUBLISHED = Path(__file__).parent.parent / "data" / "published"
 FITTED, PREDICTED, OTHER_READING = "fitted", "predicted", "other reading"
 ROLES = (FITTED, PREDICTED, OTHER_READING)
 _ABOUT = (
-    "source", "where", "quantity", "per", "measured", "role", "reading", "provenance", "note", "concurrency",
-    "output_tokens",
+    "source", "where", "quantity", "per", "measured", "role", "reading", "provenance", "note",
 )  # fmt: skip
-# What users of a server see: column -> field of the closed loop.
+# How a server was asked: columns of the rows about one.
+_ASKED = {"concurrency": int, "output_tokens": int, "n_requests": int, "shortest": float, "wait_steps": int}
+# What users of a server see: column -> field of the prediction.
 _SERVED = {"served_ttft_s": "ttft_s", "served_tpot_s": "tpot_s"}
 _FLOPS = "model_flops"
 
@@ -53,7 +55,7 @@ class Measurement:
         Keys of the point that it is about.
     quantity : str
         Column of a result, ``"model_flops"``, or ``"served_ttft_s"`` or ``"served_tpot_s"``: what each of
-        ``concurrency`` users of a server sees (:mod:`g5cp_vec.analysis.serving`).
+        the users of a server sees (:mod:`g5cp_vec.analysis.served`).
     per : int
         What the column is divided by to be the measured quantity, such as the ring steps of a pass.
     measured : float
@@ -62,8 +64,10 @@ class Measurement:
     reading : str
         What is assumed where the source leaves a choice.
     provenance, note : str
-    concurrency, output_tokens : int or None
-        Users of a server, and tokens of an answer.
+    asked : dict
+        Of a server: users (``concurrency``), most tokens of an answer (``output_tokens``), requests in all
+        (``n_requests``), shortest length as a share of the longest (``shortest``), decode steps for which the engine
+        holds a prompt back (``wait_steps``); else empty.
     predicted : float
     """
 
@@ -77,8 +81,7 @@ class Measurement:
     reading: str
     provenance: str
     note: str
-    concurrency: int | None
-    output_tokens: int | None
+    asked: dict[str, Any]
     predicted: float
 
     @property
@@ -124,7 +127,8 @@ def measure_accuracy(folder: Path = PUBLISHED) -> list[Measurement]:
     ConfigError
         A row is not what it should be; the message names the file and the line.
     """
-    return [_recompute(path, line, row) for path in sorted(folder.glob("*.csv")) for line, row in _rows(path)]
+    served: dict[Any, Served] = {}
+    return [_recompute(path, line, row, served) for path in sorted(folder.glob("*.csv")) for line, row in _rows(path)]
 
 
 def summarise(measurements: list[Measurement]) -> list[Summary]:
@@ -144,37 +148,35 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
         return list(enumerate(csv.DictReader(file), start=2))
 
 
-def _recompute(path: Path, line: int, row: Mapping[str, str]) -> Measurement:
+def _recompute(path: Path, line: int, row: Mapping[str, str], served: dict[Any, Served]) -> Measurement:
     place = f"{path}: line {line}"
     about = {name: row.get(name) or "" for name in _ABOUT}
-    point = {key: text for key, text in row.items() if key not in _ABOUT and text}
+    point = {key: text for key, text in row.items() if key not in _ABOUT and key not in _ASKED and text}
     if None in row or None in row.values():
         raise ConfigError(f"{place}: expected as many values as there are columns")
     for key in point:
         if key not in KEYS:
-            raise ConfigError(f"{place}: {unknown_key(key, (*KEYS, *_ABOUT))}")
+            raise ConfigError(f"{place}: {unknown_key(key, (*KEYS, *_ABOUT, *_ASKED))}")
     if about["role"] not in ROLES:
         raise ConfigError(f"{place}: role: expected one of {', '.join(ROLES)}, got {about['role']!r}")
     try:
         per, measured = int(about.pop("per")), float(about.pop("measured"))
-        users, tokens = (int(text) if text else None for text in (about.pop("concurrency"), about.pop("output_tokens")))
+        asked = {name: read(row[name]) for name, read in _ASKED.items() if row.get(name)}
     except ValueError as error:
-        raise ConfigError(
-            f"{place}: per, measured, concurrency, output_tokens: expected integers and a number, {error}"
-        ) from None
+        raise ConfigError(f"{place}: per, measured, {', '.join(_ASKED)}: expected numbers, {error}") from None
     typed = {key: _typed(key, text) for key, text in point.items()}
     if about["quantity"] in _SERVED:
-        if users is None or tokens is None:
-            raise ConfigError(f"{place}: concurrency, output_tokens: missing, {about['quantity']} needs both")
-        predicted = _predict_served(typed, about["quantity"], users, tokens, place)
+        missing = [name for name in _ASKED if name not in asked]
+        if missing:
+            raise ConfigError(f"{place}: {', '.join(missing)}: missing, {about['quantity']} needs {', '.join(_ASKED)}")
+        predicted = _predict_served(typed, about["quantity"], asked, served, place)
     else:
         predicted = _predict(typed, about["quantity"], place) / per
     return Measurement(
         point=typed,
         per=per,
         measured=measured,
-        concurrency=users,
-        output_tokens=tokens,
+        asked=asked,
         predicted=predicted,
         **about,
     )
@@ -185,12 +187,18 @@ def _typed(key: str, text: str) -> Any:
     return int(text) if KEYS[key].least is not None and text.isdecimal() else text
 
 
-def _predict_served(point: Mapping[str, Any], quantity: str, users: int, tokens: int, place: str) -> float:
-    """Return what a user sees: one prefill of the prompt; a step of all users, half-way through their answers."""
-    prefill_s = _predict({**point, "phase": "prefill", "batch": 1}, "ttft_s", place)
-    context = point["seq_len"] + tokens // 2
-    step_s = _predict({**point, "phase": "decode", "batch": users, "seq_len": context}, "tpot_s", place)
-    return float(getattr(closed_loop(prefill_s, step_s, users, tokens), _SERVED[quantity]))
+def _predict_served(
+    point: Mapping[str, Any], quantity: str, asked: Mapping[str, Any], served: dict[Any, Served], place: str
+) -> float:
+    """Return what users see; rows of one setting share the prediction."""
+    setting = {key: value for key, value in point.items() if key not in ("phase", "seq_len", "batch")}
+    key = (*sorted(setting.items()), point["seq_len"], *sorted(asked.items()))
+    if key not in served:
+        client = Client(
+            asked["concurrency"], point["seq_len"], asked["output_tokens"], asked["n_requests"], asked["shortest"]
+        )
+        served[key] = predict_served(setting, client, asked["wait_steps"], place)
+    return float(getattr(served[key], _SERVED[quantity]))
 
 
 def _predict(point: Mapping[str, Any], quantity: str, place: str) -> float:

@@ -16,11 +16,11 @@ from g5cp_vec.audit.promises import promised_flops, promised_tokens, promised_tr
 from g5cp_vec.audit.ring import lost_kv_blocks
 from g5cp_vec.audit.sharing import INSTANT_RTOL, Flows, capacity_violations, select_rows
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.cost.fixed import transfer_latencies
 from g5cp_vec.cost.flops import edge_parts, layer_parts
 from g5cp_vec.cost.messages import message_bytes
 from g5cp_vec.cost.parts import Part
-from g5cp_vec.mapping.graph import OpGraph, split_rate
+from g5cp_vec.cost.wires import transfer_latencies, wire
+from g5cp_vec.mapping.graph import MessageKey, OpGraph, split_rate
 from g5cp_vec.mapping.load import Load, build_load
 from g5cp_vec.mapping.network import build_network
 from g5cp_vec.mapping.structure import Structure
@@ -95,8 +95,7 @@ def audit(
     tokens = promised_tokens(dep, seq_len, batch, cached_tokens)
     load = build_load(dep, seq_len, batch, cached_tokens)
     kinds = dep.model.kinds[0]
-    by_id = sorted(structure.keys.bytes, key=structure.keys.bytes.__getitem__)
-    n_bytes = [int(message_bytes(dep, load, kinds, key)) for key in by_id]
+    n_bytes = [int(message_bytes(dep, load, kinds, key)) for key in _messages(structure)]
     is_flow = graph.op_chip < 0
     sent = np.flatnonzero(once & is_flow)
 
@@ -118,6 +117,11 @@ def audit(
         order_violations=int(np.count_nonzero(_out_of_order(ops, pred, succ, start_s, finish_s, once))),
         capacity_violations=_capacity_violations(dep, structure, n_bytes, start_s, finish_s, sent),
     )
+
+
+def _messages(structure: Structure) -> list[MessageKey]:
+    """Return the keys of the messages in the order of their ids."""
+    return sorted(structure.keys.bytes, key=structure.keys.bytes.__getitem__)
 
 
 def _imbalance(moved: Sequence[tuple[Array, int]]) -> int:
@@ -176,8 +180,10 @@ def _capacity_violations(
     graph = structure.ops.graph
     # The structure may have been built for a machine with other bandwidths.
     network = build_network(dep.topology, dep.n_chips)
-    latency_s = np.array(transfer_latencies(dep, network), np.float64)
-    amount = np.array([*n_bytes, 0], np.float64)[graph.op_cost[sent]]
+    # Links are occupied by what the library makes of a message.
+    wires = {key: wire(dep, network, key, n) for key, n in zip(_messages(structure), n_bytes, strict=True)}
+    (latency_s,) = transfer_latencies(dep, network, structure.keys, {k: w.start_s for k, w in wires.items()}, 1)
+    amount = np.array([*(float(w.wire_bytes) for w in wires.values()), 0])[graph.op_cost[sent]]
     length = graph.route_indptr[sent + 1] - graph.route_indptr[sent]
     moving = sent[(amount > 0) & (length > 0)]
     owner, links = select_rows(graph.route_indptr, graph.route_indices, moving)

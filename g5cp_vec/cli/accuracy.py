@@ -63,6 +63,6 @@ def _describe(m: Measurement) -> str:
     cached = f", {point['cached_tokens']} cached" if point.get("cached_tokens") else ""
     batch = f", batch {point['batch']}" if point.get("batch", 1) != 1 else ""
     per = f" / {m.per}" if m.per != 1 else ""
-    users = f", {m.concurrency} users, {m.output_tokens} out" if m.concurrency else ""
+    users = ", {concurrency} users, {output_tokens} out".format(**m.asked) if m.asked else ""
     layout = f"{degrees}, " if degrees else ""
     return f"{m.quantity}{per}: {point['model']} on {point['chip']}, {layout}{tokens}{cached}{batch}{users}"

@@ -6,10 +6,12 @@ from abc import abstractmethod
 from functools import cached_property
 from typing import Annotated, Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BeforeValidator, model_validator
 
 from g5cp_vec.config._files import describe
-from g5cp_vec.config._record import Fraction, Frozen, Record
+from g5cp_vec.config._record import Count, Fraction, Frozen, Record
 from g5cp_vec.config.links import LinkNames
 
 
@@ -75,6 +77,19 @@ class Degrade(Frozen):
         return self
 
 
+class SizedEfficiency(Frozen):
+    """Share of a link's rate that messages of a size get.
+
+    Attributes
+    ----------
+    bytes : int
+    fraction : float
+    """
+
+    bytes: Count
+    fraction: Fraction
+
+
 class Machine(Record):
     """What all kinds have.
 
@@ -83,6 +98,9 @@ class Machine(Record):
     protocol_efficiency : float
         Share of a link's rate that payload gets; :func:`g5cp_vec.config.topology.load_topology` has multiplied it
         into the bandwidths already.
+    efficiency : tuple of SizedEfficiency
+        In place of `protocol_efficiency`: the share by the size of a message, rising sizes; linear in the logarithm of
+        the size between them, constant beyond.
     runtime : str or None
         Runtime to assume where the grid names none.
     degrade : tuple of Degrade
@@ -90,8 +108,25 @@ class Machine(Record):
     """
 
     protocol_efficiency: Fraction = 1.0
+    efficiency: Annotated[tuple[SizedEfficiency, ...], Tables] = ()
     runtime: str | None = None
     degrade: Annotated[tuple[Degrade, ...], Tables] = ()
+
+    @model_validator(mode="after")
+    def _one_efficiency(self) -> Self:
+        sizes = [entry.bytes for entry in self.efficiency]
+        if sizes != sorted(set(sizes)):
+            raise ValueError(f"efficiency: expected rising bytes, got {', '.join(map(str, sizes))}")
+        if sizes and self.protocol_efficiency != 1.0:
+            raise ValueError("efficiency: expected either this table or protocol_efficiency, got both")
+        return self
+
+    def payload_fraction(self, message: NDArray[np.float64]) -> Any:
+        """Return the share of a link's rate that messages of some sizes (bytes) get, beside `protocol_efficiency`."""
+        if not self.efficiency:
+            return 1.0
+        sizes = [entry.bytes for entry in self.efficiency]
+        return np.interp(np.log(np.maximum(message, 1.0)), np.log(sizes), [entry.fraction for entry in self.efficiency])
 
     def max_chips(self) -> int | None:
         """Return how many chips there are, or None where any number can be had."""

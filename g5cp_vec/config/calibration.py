@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,21 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "collective": ("link_gigabytes_per_second", "copies"),
 }
 KINDS = tuple(AXES)
+
+
+class Kernels(NamedTuple):
+    """Which of several measured kernels count.
+
+    Attributes
+    ----------
+    library : str
+        Whose are preferred; "" for the chip's defaults.
+    routing : str
+        Distribution of tokens over experts, as a label of the tables; "" for an even one.
+    """
+
+    library: str = ""
+    routing: str = ""
 
 
 def _pairs(value: Any, what: str) -> Any:
@@ -142,6 +157,27 @@ class Surface(Frozen):
         """What tells this surface from the others of a chip."""
         return self.kind, self.library, self.labels, self.constants
 
+    @property
+    def default_type(self) -> str:
+        """Element type that a simulation may ask this surface for, empty where it asks none; see ``default_for``.
+
+        Decode attention is asked for by the type of the cache, anything else by the type it multiplies in; whole
+        modules and collectives are not asked for by type.
+        """
+        if self.kind in ("attention_decode", "mla_decode"):
+            return dict(self.labels).get("kv_cache_dtype", "")
+        return self.arithmetic_dtype if self.kind in ("gemm", "attention_prefill", "mla_prefill", "moe") else ""
+
+    @property
+    def routing(self) -> str:
+        """Distribution of tokens over experts, empty where it is even or there are none."""
+        distribution = dict(self.labels).get("distribution", "")
+        return "" if distribution == "balanced" else distribution
+
+    def is_of(self, library: str) -> bool:
+        """Whether a library's kernel ran, whatever its version: "nccl" names "nccl-2.29.2"."""
+        return self.library.replace("-", " ").split()[0].lower() == library.lower()
+
     @cached_property
     def numbers(self) -> dict[str, float]:
         """The constants by name."""
@@ -208,3 +244,35 @@ class Calibration(Frozen):
     def defaults(self) -> dict[tuple[str, str], Surface]:
         """The surface that a simulation takes, by kind and element type."""
         return {(s.kind, s.default_for): s for s in self.surface if s.default_for}
+
+    def collective(self, library: str, op: str) -> Surface | None:
+        """Return what was measured of an operation of a collective library; the first word of its name tells it."""
+        for surface in self.surface:
+            if surface.kind == "collective" and dict(surface.labels).get("op") == op and surface.is_of(library):
+                return surface
+        return None
+
+    def chosen(self, kernels: Kernels) -> dict[tuple[str, str], Surface]:
+        """Return the surfaces that a simulation takes, by kind and element type.
+
+        The defaults, but experts under another routing where it was measured, and what was measured of the library;
+        the fastest of several.
+        """
+        if kernels not in self._chosen:
+            taken = dict(self.defaults)
+            found = [
+                s
+                for s in self.surface
+                if s.default_type
+                and (s.is_of(kernels.library) or (s.kind == "moe" and kernels.routing))
+                and (s.kind != "moe" or s.routing == kernels.routing)
+            ]
+            # What is preferred most comes last and stays.
+            found.sort(key=lambda s: (s.is_of(kernels.library), -float(s.log_duration.mean())))
+            taken |= {(s.kind, s.default_type): s for s in found}
+            self._chosen[kernels] = taken
+        return self._chosen[kernels]
+
+    @cached_property
+    def _chosen(self) -> dict[Kernels, dict[tuple[str, str], Surface]]:
+        return {Kernels(): self.defaults}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from g5cp_vec.config._files import describe, locate, read_record
 from g5cp_vec.config._record import NonNegative, Record
+from g5cp_vec.config.calibration import Kernels
 
 IDEAL = "ideal"
 
@@ -36,6 +37,19 @@ class Runtime(Record):
         Added to every compute operation of a phase that is not in ``graphs`` (s): the cost of a launch.
     kernel_floor_s : float
         Shortest time of an element-wise kernel (s), whatever little it moves; matters where a step has few tokens.
+    host_launch_s : float
+        What the host takes to launch a kernel outside of a graph while the device works (s). It hides behind the device
+        unless there are more kernels than work; counts where a server's prefill is predicted (`g5cp-vec accuracy`),
+        which lasts at least as long as the host takes to launch it.
+    step_tokens : int
+        Prompt tokens that a step of the engine takes at most.
+    steps_ahead : int
+        Steps that the engine prepares beyond the one under way; a request that arrives waits for them.
+    fuses_elementwise : bool
+        Whether element-wise passes that follow one another in an operation are one kernel (a norm and the quantisation
+        of its result, an activation and its quantisation), so that the floor counts once.
+    fuses_all_reduce : bool
+        Whether a tensor-parallel all-reduce adds the residual and normalises, so that no kernel follows it for that.
     graphs : tuple of {"prefill", "decode"}
         Phases whose launches nobody waits for: replayed from a captured graph, or queued ahead of the device.
     prefill_layer_s, decode_layer_s : float
@@ -50,6 +64,16 @@ class Runtime(Record):
     send_recv_latency_s, all_to_all_latency_s : float
         The library's share of the latency of a transfer round a context-parallel ring, and of an all-to-all of
         partial results (s); the route's latency comes on top.
+    kernel_library : str
+        Engine whose kernels count where several were measured on the chip; empty for the chip's defaults.
+    routing : str
+        Distribution of tokens over experts under which measured experts count, as a label of the tables of kernels;
+        empty for an even one. Bytes and FLOPs are those of an even one.
+    collective_library, all_reduce_library : str
+        Libraries whose collectives count as measured on the chip, inside a switched domain: ``"nccl"``, and the engine
+        whose own all-reduce takes calls of at most ``all_reduce_library_limit``. Empty for wires as they are.
+    all_reduce_library_limit : int
+        In bytes of the whole buffer.
     prefill_all_reduce, decode_all_reduce : {"flat", "rails", "hierarchical"}
         All-reduce of a tensor-parallel group that spans nodes evenly: ``flat`` is what the key ``collective`` says.
     decode_serial : bool
@@ -65,6 +89,11 @@ class Runtime(Record):
     decode_op_overhead_s: NonNegative = 0.0
     launch_s: NonNegative = 0.0
     kernel_floor_s: NonNegative = 0.0
+    host_launch_s: NonNegative = 0.0
+    step_tokens: Annotated[int, Field(gt=0)] = 8192
+    steps_ahead: Annotated[int, Field(ge=0)] = 0
+    fuses_elementwise: bool = False
+    fuses_all_reduce: bool = False
     graphs: Annotated[tuple[Phase, ...], BeforeValidator(_phases)] = ()
     prefill_layer_s: NonNegative = 0.0
     decode_layer_s: NonNegative = 0.0
@@ -74,6 +103,11 @@ class Runtime(Record):
     ring_step_sync_s: NonNegative = 0.0
     send_recv_latency_s: NonNegative = 0.0
     all_to_all_latency_s: NonNegative = 0.0
+    kernel_library: str = ""
+    routing: str = ""
+    collective_library: str = ""
+    all_reduce_library: str = ""
+    all_reduce_library_limit: Annotated[int, Field(ge=0)] = 8 * 2**20
     prefill_all_reduce: AllReduce = "flat"
     decode_all_reduce: AllReduce = "flat"
     decode_serial: bool = False
@@ -82,8 +116,14 @@ class Runtime(Record):
 
     @property
     def has_library_latency(self) -> bool:
-        """Whether some call of the collective library has a latency of its own."""
-        return self.send_recv_latency_s > 0 or self.all_to_all_latency_s > 0
+        """Whether some call or message of the collective library has a latency of its own."""
+        is_measured = bool(self.collective_library or self.all_reduce_library)
+        return is_measured or self.send_recv_latency_s > 0 or self.all_to_all_latency_s > 0
+
+    @property
+    def kernels(self) -> Kernels:
+        """Which of several measured kernels count."""
+        return Kernels(self.kernel_library, self.routing)
 
     def op_overhead_s(self, phase: str) -> float:
         """Return what every compute operation of a phase costs beyond its work (s)."""

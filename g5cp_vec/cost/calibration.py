@@ -19,14 +19,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from g5cp_vec.config.calibration import CONSTANTS, Calibration, Surface
+from g5cp_vec.config.calibration import CONSTANTS, Calibration, Kernels, Surface
 from g5cp_vec.config.chip import Chip
+from g5cp_vec.config.dtypes import DTYPE_BITS
 from g5cp_vec.cost.parts import AttentionShape, GemmShape, Part
 from g5cp_vec.mapping.load import wide
 
 Real = NDArray[np.float64]
 # Coordinates on the axes of a surface, in their order; numbers or arrays of one shape.
 Coordinates = Sequence[Any]
+DEFAULTS = Kernels()
+Surfaces = dict[tuple[str, str], Surface]
 # Exponent that blends arithmetic and memory time: 3 predicts held-out rows best among 2, 3 and 6.
 SHARPNESS = 3.0
 # Dimensions of DeepSeek-V3's attention, for whole modules: hidden, query rank, latent rank, widths per head.
@@ -45,7 +48,8 @@ class Price(NamedTuple):
 class Place(NamedTuple):
     """Where a part lies on a surface, how much work that is, and which share of the duration is its own.
 
-    ``work`` is relative to the same place at the widths that were measured.
+    ``work`` is relative to the same place at the widths that were measured; ``is_of_type`` says whether the surface is
+    of the part's element type.
     """
 
     surface: Surface
@@ -53,6 +57,7 @@ class Place(NamedTuple):
     work: float
     share: Any
     ratios: tuple[float, ...]
+    is_of_type: bool = True
 
 
 def _gemm_work(c: dict[str, float], m: Any, n: Any, k: Any) -> tuple[Any, Any]:
@@ -195,7 +200,7 @@ def bound_seconds(surface: Surface, flop_s: Any, byte_s: Any, coordinates: Coord
     return np.maximum(flop_s, byte_s)
 
 
-def place_part(calibration: Calibration, hidden: int, part: Part) -> Place | None:
+def place_part(calibration: Calibration, hidden: int, part: Part, kernels: Kernels = DEFAULTS) -> Place | None:
     """Return the surface that prices a part and where on it; None where nothing was measured for it.
 
     Parameters
@@ -204,6 +209,7 @@ def place_part(calibration: Calibration, hidden: int, part: Part) -> Place | Non
     hidden : int
         Width of the model's hidden state; an expert network was measured at its own.
     part : Part
+    kernels : Kernels
 
     Notes
     -----
@@ -218,44 +224,48 @@ def place_part(calibration: Calibration, hidden: int, part: Part) -> Place | Non
     One product per head (the absorbed halves of kv_b_proj) is taken as one product with all heads' columns: the same
     FLOPs and weights. Experts' products share the duration of the whole measured expert network by their FLOPs.
     """
-    shape = part.shape
+    shape, surfaces = part.shape, calibration.chosen(kernels)
     if isinstance(shape, GemmShape):
-        return _place_gemm(calibration, hidden, part, shape)
+        return _place_gemm(surfaces, hidden, part, shape)
     if isinstance(shape, AttentionShape) and part.flop_class == "attention":
-        return _place_attention(calibration, part, shape)
+        return _place_attention(surfaces, part, shape)
     return None
 
 
-def _place_gemm(calibration: Calibration, hidden: int, part: Part, shape: GemmShape) -> Place | None:
+def _place_gemm(surfaces: Surfaces, hidden: int, part: Part, shape: GemmShape) -> Place | None:
     if part.flop_class == "experts":
-        surface = calibration.defaults.get(("moe", part.dtype))
-        if surface is None:
+        # Where the element type was not measured, that of the nearest width, a narrower one first.
+        bits = DTYPE_BITS[part.dtype]
+        measured = [dtype for kind, dtype in surfaces if kind == "moe"]
+        if not measured:
             return None
+        dtype = min(measured, key=lambda dtype: (dtype != part.dtype, abs(DTYPE_BITS[dtype] - bits), DTYPE_BITS[dtype]))
+        surface = surfaces["moe", dtype]
         coordinates = (wide(shape.m) / shape.n_weights, shape.n_weights, shape.width)
         whole, _ = _moe_work(surface.numbers, *coordinates)
         work = hidden / surface.numbers["hidden"]
         ratios = (_ratio(hidden, surface.numbers["hidden"]),)
-        return Place(surface, coordinates, work, part.flops / (whole * work), ratios)
-    surface = calibration.defaults.get(("gemm", part.dtype))
+        return Place(surface, coordinates, work, part.flops / (whole * work), ratios, dtype == part.dtype)
+    surface = surfaces.get(("gemm", part.dtype))
     if surface is None:
         return None
     return Place(surface, (wide(shape.m) / shape.n_weights, shape.n * shape.n_weights, shape.k), 1.0, 1.0, ())
 
 
-def _place_attention(calibration: Calibration, part: Part, shape: AttentionShape) -> Place | None:
+def _place_attention(surfaces: Surfaces, part: Part, shape: AttentionShape) -> Place | None:
     if shape.chosen or (shape.latent and shape.phase == "prefill"):
         return None
     if shape.phase == "prefill":
         kind = "attention_prefill" if shape.d_qk == shape.d_v else "mla_prefill"
-        surface = calibration.defaults.get((kind, part.dtype))
+        surface = surfaces.get((kind, part.dtype))
         # Without a pair there is nothing to do; see price_part.
         length = np.maximum(2 * shape.pairs / shape.q_tokens, 1.0)
         coordinates: tuple[Any, ...] = (length, wide(shape.batch) * shape.heads * shape.q_tokens / length)
     elif shape.latent:
-        surface = calibration.defaults.get(("mla_decode", shape.kv_dtype))
+        surface = surfaces.get(("mla_decode", shape.kv_dtype))
         coordinates = (shape.kv_tokens, shape.batch, shape.heads)
     else:
-        surface = calibration.defaults.get(("attention_decode", shape.kv_dtype))
+        surface = surfaces.get(("attention_decode", shape.kv_dtype))
         coordinates = (shape.kv_tokens, wide(shape.batch) * shape.kv_heads)
     if surface is None:
         return None
@@ -269,7 +279,7 @@ def _ratio(asked: float, measured: float) -> float:
     return max(asked / measured, measured / asked) if asked else 1.0
 
 
-def price_part(chip: Chip, hidden: int, part: Part) -> Price | None:
+def price_part(chip: Chip, hidden: int, part: Part, kernels: Kernels = DEFAULTS) -> Price | None:
     """Return the calibrated duration of one part; None where the chip's calibration has nothing for it.
 
     Element-wise work takes its bytes at the share of the bandwidth that memory-bound products were measured to reach.
@@ -282,8 +292,8 @@ def price_part(chip: Chip, hidden: int, part: Part) -> Price | None:
         if calibration.memory_efficiency is None:
             return None
         return Price(byte_s / calibration.memory_efficiency, 1.0)
-    place = place_part(calibration, hidden, part)
-    if place is None:
+    place = place_part(calibration, hidden, part, kernels)
+    if place is None or not place.is_of_type:
         return None
     seconds = surface_seconds(chip, place.surface, place.coordinates, place.work) * place.share
     bound_s = np.maximum(part.flops / chip.peak(place.surface.arithmetic_dtype), byte_s)
@@ -292,6 +302,25 @@ def price_part(chip: Chip, hidden: int, part: Part) -> Price | None:
         factor = np.maximum(factor, ratio)
     # A rank that nothing is left for (a window that needs no other rank's keys) launches nothing.
     return Price(np.where(part.flops == 0, bound_s, np.maximum(seconds, bound_s)), factor)
+
+
+def kindred_seconds(chip: Chip, hidden: int, part: Part, kernels: Kernels = DEFAULTS) -> Any:
+    """Return the duration of experts of an element type that was not measured, by one that was; None without any.
+
+    From the measured type to the asked one, its bytes and its peak, the duration goes as the closed form does.
+    """
+    place = None if chip.calibration is None else place_part(chip.calibration, hidden, part, kernels)
+    if place is None:
+        return None
+    surface, work = place.surface, place.work
+    form = surface.overhead_s, surface.arithmetic_efficiency, surface.memory_efficiency
+    flop_s, byte_s = (work * s for s in peak_times(chip, surface, place.coordinates))
+    asked = {**surface.numbers, "element_bits": float(DTYPE_BITS[part.dtype])}
+    flops, n_bytes = (work * n for n in WORK[surface.kind](asked, *place.coordinates))
+    here = closed_form(flops / chip.peak(part.dtype), n_bytes / chip.hbm_bandwidth_bytes_per_s, *form)
+    seconds = surface_seconds(chip, surface, place.coordinates, work) * (here / closed_form(flop_s, byte_s, *form))
+    bound_s = np.maximum(part.flops / chip.peak(part.dtype), part.bytes / chip.hbm_bandwidth_bytes_per_s)
+    return np.where(part.flops == 0, bound_s, np.maximum(seconds * place.share, bound_s))
 
 
 def constants_of(kind: str, **values: float) -> tuple[tuple[str, float], ...]:

@@ -1,10 +1,11 @@
-"""What operations cost beyond their work: launches, host steps, constants per layer and request, library latencies.
+"""What operations cost beyond their work: launches, host steps, constants per layer and request.
 
 All of it is the runtime's; under the ideal one everything here is zero.
 """
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ import numpy as np
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.cost.parts import Part
 from g5cp_vec.cost.roofline import op_overhead_s, part_seconds
-from g5cp_vec.mapping.graph import LIBRARY_CALLS, ComputeKey
+from g5cp_vec.mapping.graph import ComputeKey
 from g5cp_vec.mapping.load import Count, Load
-from g5cp_vec.mapping.network import Network
 
+# Begin with the norm of what an all-reduce leaves.
+_AFTER_ALL_REDUCE = ("qkv", "ffn", "router", "lm_head")
 # Reads the keys and values of a decode step.
 _DECODE_ATTENTION = ("attention", "partial", "ring_partial", "shard")
 
@@ -29,10 +31,27 @@ def extra_seconds(dep: Deployment, load: Load, parts: list[Part], key: ComputeKe
     seconds = _constant_seconds(dep, load, key)
     floor_s = dep.runtime.kernel_floor_s
     if floor_s > 0:
-        for part in parts:
-            if part.unit == "memory":
-                seconds = seconds + np.maximum(floor_s - part_seconds(dep, part), 0.0)
+        for kernel in _elementwise_kernels(dep, parts, key):
+            seconds = seconds + np.maximum(floor_s - sum(part_seconds(dep, part) for part in kernel), 0.0)
     return seconds
+
+
+def kernels(dep: Deployment, parts: list[Part], key: ComputeKey) -> int:
+    """Return how many kernels an op launches."""
+    n_products = sum(part.unit != "memory" for part in parts)
+    return n_products + len(_elementwise_kernels(dep, parts, key))
+
+
+def _elementwise_kernels(dep: Deployment, parts: list[Part], key: ComputeKey) -> list[list[Part]]:
+    """Return the element-wise parts of an op by kernel, without one that the all-reduce before it takes over."""
+    runtime = dep.runtime
+    if not runtime.fuses_elementwise:
+        found = [[part] for part in parts if part.unit == "memory"]
+    else:
+        runs = groupby(parts, key=lambda part: part.unit)
+        found = [list(run) for unit, run in runs if unit == "memory"]
+    is_after = dep.tp > 1 and key[0] in _AFTER_ALL_REDUCE and bool(parts) and parts[0].unit == "memory"
+    return found[1:] if runtime.fuses_all_reduce and is_after else found
 
 
 def _constant_seconds(dep: Deployment, load: Load, key: ComputeKey) -> Any:
@@ -58,15 +77,6 @@ def fixed_seconds(dep: Deployment, load: Load, parts: list[Part], key: ComputeKe
 def attended_sequences(dep: Deployment, load: Load) -> Count:
     """Return the sequences that one decode attention op attends: all of them, or those of one owner."""
     return load.batch if dep.has_owner else load.rank_tokens
-
-
-def transfer_latencies(dep: Deployment, network: Network) -> list[float]:
-    """Return the latency of every latency id (s): those of the routes, for each of `LIBRARY_CALLS` that has its own."""
-    runtime = dep.runtime
-    if not runtime.has_library_latency:
-        return network.latencies()
-    of_call = {None: 0.0, "send_recv": runtime.send_recv_latency_s, "all_to_all": runtime.all_to_all_latency_s}
-    return [route_s + of_call[call] for call in LIBRARY_CALLS for route_s in network.latencies()]
 
 
 def slowed(compute_s: Any, transfer_s: Any, slowdown: float) -> Any:

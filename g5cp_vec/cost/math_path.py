@@ -18,6 +18,7 @@ from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.cost.fixed import fixed_seconds
 from g5cp_vec.cost.messages import message_bytes
 from g5cp_vec.cost.rows import duration_seconds, parts_by_key
+from g5cp_vec.cost.wires import Wire, wire
 from g5cp_vec.mapping.load import Count, Load
 from g5cp_vec.mapping.network import Network
 from g5cp_vec.mapping.ranks import expert_groups, groups_along, rank_chips
@@ -45,8 +46,9 @@ class _Hop(NamedTuple):
     latency_s: float
     bytes_per_s: float
 
-    def seconds(self, message: Count) -> Seconds:
-        result: Seconds = self.latency_s + np.asarray(message, float) / self.bytes_per_s
+    def seconds(self, message: Wire) -> Seconds:
+        start_s = self.latency_s if message.start_s is None else message.start_s
+        result: Seconds = start_s + message.wire_bytes / self.bytes_per_s
         return result
 
 
@@ -96,9 +98,10 @@ def math_times(dep: Deployment, network: Network, load: Load, n_points: int) -> 
     for stage in range(1, dep.pp):
         sent_pp = message_bytes(dep, load, kinds, "pp")
         hop = _slowest(network, ranks[:, stage - 1], ranks[:, stage])
-        step += hop.seconds(sent_pp)
+        hop_s = hop.seconds(wire(dep, network, "pp", sent_pp))
+        step += hop_s
         if stage == last:
-            comm += hop.seconds(sent_pp)
+            comm += hop_s
     return MathTimes(step, own, attention, overhead, comm, sent_tp, sent_ep, sent_pp)
 
 
@@ -110,22 +113,23 @@ def _tp_all_reduces(
         return 0.0, 0
     chunk = message_bytes(dep, load, kinds, "tp_chunk")
     n_halves = 2 * ((kind.attention is not None) + (kind.ffn != "none"))
-    return _halves(dep, network, groups_along(ranks, 2), chunk, n_halves)
+    on_wire = wire(dep, network, "tp_chunk", chunk)
+    return _halves(dep, network, groups_along(ranks, 2), chunk, on_wire, n_halves)
 
 
 def _halves(
-    dep: Deployment, network: Network, groups: NDArray[np.int32], chunk: Count, n_halves: int
+    dep: Deployment, network: Network, groups: NDArray[np.int32], chunk: Count, on_wire: Wire, n_halves: int
 ) -> tuple[Count, Count]:
     """Seconds and bytes per rank of reduce-scatters and all-gathers over groups."""
     size = groups.shape[1]
     if dep.collective == "ring":
-        seconds = n_halves * (size - 1) * _ring_hop(network, groups).seconds(chunk)
+        seconds = n_halves * (size - 1) * _ring_hop(network, groups).seconds(on_wire)
     else:
-        seconds = n_halves * _all_to_all(network, groups, chunk)
+        seconds = n_halves * _all_to_all(network, groups, on_wire)
     return seconds, n_halves * (size - 1) * chunk
 
 
-def _all_to_all(network: Network, groups: NDArray[np.int32], message: Count) -> Seconds:
+def _all_to_all(network: Network, groups: NDArray[np.int32], message: Wire) -> Seconds:
     """Everyone to everyone at once: as long as the busiest link of a group takes for all its messages."""
     n_groups, size = groups.shape
     src = np.repeat(groups, size, axis=1)
@@ -136,7 +140,8 @@ def _all_to_all(network: Network, groups: NDArray[np.int32], message: Count) -> 
     crossed, n_messages = np.unique(group * network.n_links + routes.links, return_counts=True)
     capacity = np.asarray(network.capacities())[network.link_capacity[crossed % network.n_links]]
     latency_s = np.asarray(network.latencies())[routes.latency].max()
-    seconds: Seconds = latency_s + np.asarray(message, float) * (n_messages / capacity).max()
+    start_s = latency_s if message.start_s is None else message.start_s
+    seconds: Seconds = start_s + message.wire_bytes * (n_messages / capacity).max()
     return seconds
 
 
@@ -153,9 +158,11 @@ def _expert_traffic(
     ep_groups, moe_tp_groups = expert_groups(ranks, dep.ep)
     if dep.ep > 1:
         message = message_bytes(dep, load, kinds, "ep_dispatch")
-        seconds = seconds + 2 * _all_to_all(network, ep_groups, message)
+        seconds = seconds + 2 * _all_to_all(network, ep_groups, wire(dep, network, "ep_dispatch", message))
         sent = sent + 2 * (dep.ep - 1) * message
     if dep.moe_tp > dep.tp:
-        gather_s, gathered = _halves(dep, network, moe_tp_groups, message_bytes(dep, load, kinds, "ep_gather"), 2)
+        message = message_bytes(dep, load, kinds, "ep_gather")
+        on_wire = wire(dep, network, "ep_gather", message)
+        gather_s, gathered = _halves(dep, network, moe_tp_groups, message, on_wire, 2)
         seconds, sent = seconds + gather_s, sent + gathered
     return seconds, sent

@@ -7,18 +7,23 @@ from typing import Any
 import numpy as np
 
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.cost.calibration import price_part
+from g5cp_vec.cost.calibration import kindred_seconds, price_part
 from g5cp_vec.cost.parts import AttentionShape, Part
 
 
 def part_seconds(dep: Deployment, part: Part) -> Any:
     """Return the duration of one part in seconds (float or array).
 
-    The chip's calibration decides (:mod:`g5cp_vec.cost.calibration`); what it has nothing for takes
-    max(flops / (peak * e), bytes / (bandwidth * e)) under the chip's ``efficiency``.
+    The chip's calibration decides (:mod:`g5cp_vec.cost.calibration`); experts of a type that was not measured go by one
+    that was, and what it has nothing for takes max(flops / (peak * e), bytes / (bandwidth * e)) under the chip's
+    ``efficiency``.
     """
-    price = price_part(dep.chip, dep.model.hidden, part)
-    return roofline_seconds(dep, part) if price is None else price.seconds
+    asked = dep.chip, dep.model.hidden, part, dep.runtime.kernels
+    price = price_part(*asked)
+    if price is not None:
+        return price.seconds
+    seconds = kindred_seconds(*asked)
+    return roofline_seconds(dep, part) if seconds is None else seconds
 
 
 def roofline_seconds(dep: Deployment, part: Part) -> Any:

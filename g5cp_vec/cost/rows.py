@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,12 +10,13 @@ from numpy.typing import NDArray
 
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.cost.calibration import price_part
-from g5cp_vec.cost.fixed import extra_seconds, fixed_seconds, slowed, transfer_latencies
+from g5cp_vec.cost.fixed import extra_seconds, fixed_seconds, kernels, slowed
 from g5cp_vec.cost.flops import edge_parts, layer_parts
 from g5cp_vec.cost.messages import message_bytes
 from g5cp_vec.cost.parts import OpParts, Part
 from g5cp_vec.cost.roofline import op_overhead_s, op_seconds
-from g5cp_vec.mapping.graph import ComputeKey, CostKeys, split_rate
+from g5cp_vec.cost.wires import transfer_latencies, wire
+from g5cp_vec.mapping.graph import ComputeKey, CostKeys, MessageKey, split_rate
 from g5cp_vec.mapping.load import Load
 from g5cp_vec.mapping.network import Network
 from g5cp_vec.mapping.ranks import rank_chips
@@ -29,12 +31,15 @@ class CostRows(NamedTuple):
     bytes : ndarray of int64, shape (n_points, n_bytes_ids)
     latency_s : ndarray of float64, shape (n_points, n_latency_ids)
     capacity : ndarray of float64, shape (n_points, n_capacity_ids)
+    wire_bytes : ndarray of float64, shape (n_points, n_bytes_ids)
+        What the messages occupy on their links; see `g5cp_vec.cost.wires`.
     """
 
     duration_s: NDArray[np.float64]
     bytes: NDArray[np.int64]
     latency_s: NDArray[np.float64]
     capacity: NDArray[np.float64]
+    wire_bytes: NDArray[np.float64]
 
 
 def parts_by_key(dep: Deployment, load: Load) -> dict[ComputeKey, list[Part]]:
@@ -53,6 +58,17 @@ def duration_seconds(dep: Deployment, load: Load, parts: dict[ComputeKey, list[P
     A host step is no work, so it has no parts.
     """
     return op_seconds(dep, parts.get(key, [])) + extra_seconds(dep, load, parts.get(key, []), key)
+
+
+def host_seconds(dep: Deployment, load: Load) -> float:
+    """Return what the host of a rank takes to launch a pass (s): its kernels, and a call for each all-reduce."""
+    kinds, sequence = dep.model.kinds
+    n_kernels: Counter[int | None] = Counter()
+    for key, parts in parts_by_key(dep, load).items():
+        n_kernels[key[1]] += kernels(dep, parts, key)
+    calls = [(kind.attention is not None) + (kind.ffn != "none") if dep.tp > 1 else 0 for kind in kinds]
+    n_launches = n_kernels[None] + sum(n_kernels[index] + calls[index] for index in sequence)
+    return dep.runtime.host_launch_s * n_launches
 
 
 def fixed_rows(dep: Deployment, keys: CostKeys, load: Load, n_points: int) -> NDArray[np.float64]:
@@ -96,7 +112,7 @@ def coverage(dep: Deployment, load: Load, n_points: int, keys: CostKeys | None =
         if occurring is not None and (name, kind) not in occurring and slowed not in occurring:
             continue
         for part in parts:
-            price = price_part(dep.chip, dep.model.hidden, part)
+            price = price_part(dep.chip, dep.model.hidden, part, dep.runtime.kernels)
             if price is None:
                 uncalibrated.add(name.partition("@")[0])
             else:
@@ -135,11 +151,14 @@ def cost_rows(dep: Deployment, keys: CostKeys, network: Network, load: Load, n_p
         duration_s[:, column] = seconds / rates[rate]
     # One column even without flows: a matrix product over no columns would lose the shape.
     bytes_ = np.zeros((n_points, max(len(keys.bytes), 1)), np.int64)
+    wire_bytes = np.zeros(bytes_.shape)
+    starts_s: dict[MessageKey, Any] = {}
     for message, column in keys.bytes.items():
         bytes_[:, column] = message_bytes(dep, load, kinds, message)
-    latency_s = np.tile(np.asarray(transfer_latencies(dep, network), float), (n_points, 1))
+        wire_bytes[:, column], starts_s[message] = wire(dep, network, message, bytes_[:, column])
+    latency_s = transfer_latencies(dep, network, keys, starts_s, n_points)
     capacity = np.tile(np.asarray(network.capacities(), float), (n_points, 1))
-    return CostRows(duration_s, bytes_, latency_s, capacity)
+    return CostRows(duration_s, bytes_, latency_s, capacity, wire_bytes)
 
 
 def _slowed_ring_step(
@@ -151,7 +170,8 @@ def _slowed_ring_step(
     ranks = rank_chips({"dp": dep.dp, "pp": dep.pp, "cp": dep.sequence_ranks, "tp": dep.tp}, dep.rank_order)
     routes = network.routes(ranks.ravel(), np.roll(ranks, -1, axis=2).ravel())
     slowest = np.asarray(network.capacities())[network.link_capacity[routes.links]].min()
-    block = np.asarray(message_bytes(dep, load, kinds, ("cp_pass_kv", kind)), float)
+    key: MessageKey = ("cp_pass_kv", kind)
+    block = wire(dep, network, key, message_bytes(dep, load, kinds, key)).wire_bytes
     overhead_s = op_overhead_s(dep)
     work_s = op_seconds(dep, parts["ring_step", kind]) - overhead_s
     return slowed(work_s, block / slowest, dep.runtime.overlap_slowdown) + overhead_s

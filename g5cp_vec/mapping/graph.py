@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from g5cp_vec.engine.arrays import COMPUTE, FLOW, NONE, Graph
 from g5cp_vec.mapping.keys import (
-    LIBRARY_CALLS,
     REASON,
     REASONS,
     ComputeKey,
     CostKeys,
     DurationKey,
     MessageKey,
+    latency_block,
     split_rate,
 )  # fmt: skip
 from g5cp_vec.mapping.network import Network
@@ -41,7 +41,7 @@ from g5cp_vec.mapping.sends import (
 from g5cp_vec.mapping.symmetry import Symmetry, no_symmetry
 
 __all__ = [
-    "LIBRARY_CALLS", "REASON", "REASONS", "Block", "BlockBuilder", "ComputeKey", "CostKeys", "DurationKey", "Handles",
+    "REASON", "REASONS", "Block", "BlockBuilder", "ComputeKey", "CostKeys", "DurationKey", "Handles",
     "Ids", "MessageKey", "OpGraph", "split_rate",
 ]  # fmt: skip
 
@@ -130,7 +130,7 @@ class BlockBuilder:
 
     Under a symmetry only the ops at home on the lowest chip of each orbit are kept, and the block built is one of
     orbits: its chips and links are positions in ``symmetry.chips`` and ``symmetry.links``.
-    ``library_calls``: whether the calls of `LIBRARY_CALLS` have latencies of their own.
+    ``library_calls``: whether messages and the calls of `LIBRARY_CALLS` have latencies of their own.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class BlockBuilder:
         src, dst = np.repeat(home[at], size - 1), dst.ravel()
         found, costs = self.network.routes(src, dst), np.full(len(src), cost, np.int32)
         routes, sent = (
-            (np.diff(found.indptr), found.links, self._latency(found.latency, call)),
+            (np.diff(found.indptr), found.links, self._latency(found.latency, cost, call)),
             slots * self._n + home[at][:, None],
         )
         handles = sent.ravel() - self.n_slots * self._n
@@ -328,7 +328,7 @@ class BlockBuilder:
         first, costs = self.n_slots, np.full(len(sends.kept), cost, np.int32)
         src, dst, costs, length, links, latency = (
             each_step(a, n_steps)
-            for a in (sends.src, sends.dst, costs, sends.length, sends.links, self._latency(sends.latency, call))
+            for a in (sends.src, sends.dst, costs, sends.length, sends.links, self._latency(sends.latency, cost, call))
         )
         # With several slots, homes count on from slot to slot.
         handles = (np.arange(n_steps)[:, None] * self._n + sends.kept).ravel()
@@ -372,10 +372,10 @@ class BlockBuilder:
             given = self._given[id(src), id(dst)] = self._known[key]._replace(pairs=(src, dst))
         return given
 
-    def _latency(self, of_route: Ids, call: str | None) -> Ids:
+    def _latency(self, of_route: Ids, cost: int, call: str | None) -> Ids:
         if not self.library_calls:
             return of_route
-        return of_route + np.int32(LIBRARY_CALLS.index(call) * len(self.network.latencies()))
+        return of_route + np.int32(latency_block(cost, call) * len(self.network.latencies()))
 
     def _keep(self, home: NDArray[Any], *arrays: NDArray[Any]) -> list[NDArray[Any]]:
         """Flatten arrays, and leave out what is at home on a chip that another one stands for."""

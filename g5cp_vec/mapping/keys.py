@@ -8,8 +8,7 @@ REASONS = (
     "cp_pass_kv", "cp_pass_q", "cp_reduce", "tp", "ep", "pp", "cp_halo", "cp_gather", "sync", "pcp", "dcp",
 )  # fmt: skip
 REASON = {name: code for code, name in enumerate(REASONS)}
-# Calls of a collective library that may add a latency of their own to a route's (None adds nothing). Where they do, the
-# latency ids of a network come once for each of them, in this order.
+# Calls of a collective library that may add a latency of their own to a route's (None adds nothing).
 LIBRARY_CALLS = (None, "send_recv", "all_to_all")
 
 # Name of a compute op and index of its layer kind (None outside layers), and the rate id of its chip where that is
@@ -49,3 +48,11 @@ class CostKeys:
     def message(self, key: MessageKey) -> int:
         """Return the bytes id of ``key``."""
         return self.bytes.setdefault(key, len(self.bytes))
+
+
+def latency_block(message: int, call: str | None) -> int:
+    """Return which block of latency ids a flow has, each as long as the network's ids, which are block 0.
+
+    Where the library counts, the network's ids come once more for each bytes id and each of `LIBRARY_CALLS`.
+    """
+    return 1 + message * len(LIBRARY_CALLS) + LIBRARY_CALLS.index(call)

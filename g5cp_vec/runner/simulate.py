@@ -101,7 +101,7 @@ def run_graph(
 
 
 def _tables(costs: CostRows, rows: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
-    return costs.duration_s[rows], costs.bytes[rows].astype(np.float64), costs.latency_s[rows], costs.capacity[rows]
+    return costs.duration_s[rows], costs.wire_bytes[rows], costs.latency_s[rows], costs.capacity[rows]
 
 
 def _raise_for_rows(status: NDArray[np.int64]) -> None:

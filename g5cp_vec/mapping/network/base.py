@@ -92,6 +92,10 @@ class Network(ABC):
         """Return the node that each chip sits in; all in one where the machine has none."""
         return np.zeros_like(chips)
 
+    def switch_of(self, chips: Chips) -> Chips | None:  # noqa: ARG002 (kinds with switches say more)
+        """Return the lowest switch over each chip, in the shape of the chips; None where chips meet otherwise."""
+        return None
+
     def rates(self) -> list[float]:
         """Speed of each rate id, as a fraction of the full one."""
         return [1.0]

@@ -53,6 +53,10 @@ class DegradedNetwork(Network):
         """As on the sound network."""
         return self.sound.nodes(chips)
 
+    def switch_of(self, chips: Chips) -> Chips | None:
+        """As on the sound network."""
+        return self.sound.switch_of(chips)
+
     def capacities(self) -> list[float]:
         """Those of the sound network, then the reduced ones."""
         capacities = self.sound.capacities()

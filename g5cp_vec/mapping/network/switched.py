@@ -26,6 +26,10 @@ class SwitchNetwork(Network):
         """Send ports along with their chips."""
         return np.concatenate([chips, chips + np.int32(self.n_chips)])
 
+    def switch_of(self, chips: Chips) -> Chips:
+        """One over all."""
+        return np.zeros_like(chips)
+
     def capacities(self) -> list[float]:
         """One: the chip's port."""
         return [self.topology.chip_bandwidth_bytes_per_s]
@@ -84,6 +88,10 @@ class HgxNetwork(Network):
     def nodes(self, chips: Chips) -> Chips:
         """Consecutive chips share a node."""
         return chips // np.int32(self.used)
+
+    def switch_of(self, chips: Chips) -> Chips:
+        """One in each node."""
+        return self.nodes(chips)
 
     def capacities(self) -> list[float]:
         """Chip port, NIC, node port of the spine."""

@@ -48,6 +48,10 @@ class FatTreeNetwork(Network):
         found = [first + to for firsts, to in zip(self.first, moved, strict=True) if to is not None for first in firsts]
         return np.concatenate(found).astype(np.int32) if len(found) == 2 * len(moved) else None
 
+    def switch_of(self, chips: Chips) -> Chips:
+        """Name the switch that the lowest level leads up to."""
+        return chips // np.int32(self.sizes[1]) if len(self.sizes) > 1 else np.zeros_like(chips)
+
     def capacities(self) -> list[float]:
         """By level that a link leads up to."""
         return self.topology.bytes_per_s[: len(self.sizes)]
