@@ -240,12 +240,12 @@ def _place_gemm(surfaces: Surfaces, hidden: int, part: Part, shape: GemmShape) -
         if not measured:
             return None
         dtype = min(measured, key=lambda dtype: (dtype != part.dtype, abs(DTYPE_BITS[dtype] - bits), DTYPE_BITS[dtype]))
-        surface = surfaces["moe", dtype]
+        experts = surfaces["moe", dtype]
         coordinates = (wide(shape.m) / shape.n_weights, shape.n_weights, shape.width)
-        whole, _ = _moe_work(surface.numbers, *coordinates)
-        work = hidden / surface.numbers["hidden"]
-        ratios = (_ratio(hidden, surface.numbers["hidden"]),)
-        return Place(surface, coordinates, work, part.flops / (whole * work), ratios, dtype == part.dtype)
+        whole, _ = _moe_work(experts.numbers, *coordinates)
+        work = hidden / experts.numbers["hidden"]
+        ratios = (_ratio(hidden, experts.numbers["hidden"]),)
+        return Place(experts, coordinates, work, part.flops / (whole * work), ratios, dtype == part.dtype)
     surface = surfaces.get(("gemm", part.dtype))
     if surface is None:
         return None
