@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from g5cp_vec.runner.breakdown import Breakdown, Category
+    from g5cp_vec.runner.breakdown import Breakdown
+    from g5cp_vec.runner.layers import Layers
+    from g5cp_vec.runner.tally import Category, Wait
 
 # Kinds of waits that are printed, largest first.
 _WAITS = 12
@@ -28,7 +30,8 @@ _WAITS = 12
 @click.option(
     "--breakdown", is_flag=True, help="Show what the time of the reported rank goes into, and what it waits for."
 )
-def command(point: Path, as_json: bool, fidelity: str, breakdown: bool) -> None:
+@click.option("--layers", is_flag=True, help="With --breakdown: the same layer by layer, and what the rank sends.")
+def command(point: Path, as_json: bool, fidelity: str, breakdown: bool, layers: bool) -> None:
     """Simulate and audit one point.
 
     POINT.toml is a grid file with [fixed] only. A point that does not fit into memory (status oom) has its times all
@@ -38,17 +41,25 @@ def command(point: Path, as_json: bool, fidelity: str, breakdown: bool) -> None:
     from g5cp_vec.config.grid import load_point
     from g5cp_vec.runner.api import run_point
 
+    if layers and not breakdown:
+        raise click.UsageError("--layers is a part of --breakdown: give both")
     checked = load_point(point)
     announce_notes(checked)
     announce_compilation()
     result = run_point(checked, fidelity=fidelity)
     row, parts = result.to_dict(), result.breakdown() if breakdown else None
     if as_json:
-        click.echo(json.dumps(row if parts is None else {**row, "breakdown": parts.to_dict()}, allow_nan=False))
+        if parts is not None:
+            row["breakdown"] = parts.to_dict()
+            if not layers:
+                del row["breakdown"]["layers"]
+        click.echo(json.dumps(row, allow_nan=False))
         return
     _print_groups(row)
     if parts is not None:
         _print_breakdown(parts)
+    if parts is not None and layers:
+        _print_layers(parts)
 
 
 def _print_groups(row: dict[str, Any]) -> None:
@@ -84,6 +95,33 @@ def _print_breakdown(parts: Breakdown) -> None:
     if len(shown) > _WAITS:
         rest = sum(wait.seconds for wait in parts.waits[_WAITS:])
         click.echo(f"and {len(shown) - _WAITS} more, {seconds_text(rest)} together")
+
+
+def _print_layers(parts: Breakdown) -> None:
+    from g5cp_vec.cli._output import bytes_text, print_table, seconds_text
+
+    for run in parts.layers:
+        rows = [("compute", c.name, seconds_text(c.seconds), _of_step(c, parts), "", "") for c in run.computes]
+        for w in run.waits:
+            rows.append(("exposed", f"{w.name} before {w.before}", seconds_text(w.seconds), _of_step(w, parts), "", ""))
+        for s in run.sent:
+            rows.append(("sent", f"{s.name} {s.message}", "", "", bytes_text(s.sent_bytes), str(s.sent_bytes)))
+        print_table([_title(run), "", "time", "of step", "", "bytes"], rows, n_left=2)
+        times = [seconds_text(s) for s in (run.seconds, run.shortest_s, run.longest_s, run.exposed_s, run.span_s)]
+        between = "" if times[1] == times[2] else f" ({times[1]} to {times[2]})"
+        click.echo(f"{times[0]}{between}, exposed {times[3]}; from first start to last end {times[4]}")
+
+
+def _title(run: Layers) -> str:
+    if run.name != "layer":
+        return run.name
+    if run.n_layers == 1:
+        return f"layer {run.first}"
+    return f"layers {run.first}-{run.last}: {run.n_layers} x"
+
+
+def _of_step(part: Category | Wait, parts: Breakdown) -> str:
+    return f"{part.seconds / parts.step_s:.2%}"
 
 
 def _units(category: Category) -> tuple[float, ...]:

@@ -19,73 +19,31 @@ from numpy.typing import NDArray
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.cost.roofline import part_seconds
 from g5cp_vec.cost.rows import cost_rows, fixed_rows, parts_by_key
-from g5cp_vec.engine.arrays import COMPUTE
+from g5cp_vec.engine.arrays import COMPUTE, FLOW
 from g5cp_vec.errors import ConfigError
-from g5cp_vec.mapping.graph import REASONS, OpGraph, split_rate
+from g5cp_vec.mapping.graph import REASON, REASONS, OpGraph, split_rate
 from g5cp_vec.mapping.network import build_network
 from g5cp_vec.mapping.structure import Structure
 from g5cp_vec.runner.apart import by_structure
+from g5cp_vec.runner.layers import EMBED, HEAD, TRANSFER, Layers, group_layers
 from g5cp_vec.runner.passes import Point, split_passes
 from g5cp_vec.runner.simulate import simulate_point
+from g5cp_vec.runner.tally import UNITS, Category, Sent, Tally, Wait
 from g5cp_vec.runner.template import Template
 
-UNITS = ("gemm", "attention", "elementwise", "fixed")
 WAITING = "other ranks"
 _UNIT_OF_PART = {"gemm": "gemm", "attention": "attention", "memory": "elementwise"}
 
 
-@dataclass(slots=True)
-class Category:
-    """Computes of one kind on the reported rank.
-
-    Attributes
-    ----------
-    name : str
-        What they are for, one of ``g5cp_vec.mapping.graph.REASONS``.
-    n_ops : int
-    seconds : float
-    gemm_s, attention_s, elementwise_s, fixed_s : float
-        What the time went into; they add up to ``seconds``.
-    """
-
-    name: str
-    n_ops: int = 0
-    seconds: float = 0.0
-    gemm_s: float = 0.0
-    attention_s: float = 0.0
-    elementwise_s: float = 0.0
-    fixed_s: float = 0.0
-
-
-@dataclass(slots=True)
-class Wait:
-    """Waits of one kind on the reported rank.
-
-    Attributes
-    ----------
-    name : str
-        What the transfer is for that is waited for; ``"other ranks"`` where none of the rank's own is in flight.
-    before : str
-        The compute that follows, with its step where it has one.
-    n_waits : int
-    seconds, longest_s : float
-        All together, and the longest one.
-    """
-
-    name: str
-    before: str
-    n_waits: int = 0
-    seconds: float = 0.0
-    longest_s: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """A step's time; ``computes`` and ``waits``, largest first, add up to ``step_s``."""
+    """A step's time; ``computes`` and ``waits``, largest first, add up to ``step_s``, and so do those of ``layers``."""
 
     step_s: float
     computes: list[Category]
     waits: list[Wait]
+    sent: list[Sent]
+    layers: list[Layers]
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -110,7 +68,7 @@ def break_down(dep: Deployment, point: Point, fidelity: str = "exact") -> Breakd
     if dep.path == "math":
         raise ConfigError('path: "math" is a closed form without operations to break down; use path = "g5"')
     network = build_network(dep.topology, dep.n_chips)
-    computes, waits, step_s = dict[str, Category](), dict[tuple[str, str], Wait](), 0.0
+    total, layers, step_s = Tally(), defaultdict[int, Tally](Tally), 0.0
     for numbers, load, structure in by_structure(dep, network, split_passes(dep, point)):
         template = Template(structure, reduced=fidelity == "exact")
         costs = cost_rows(dep, structure.keys, network, load, len(numbers))
@@ -118,11 +76,11 @@ def break_down(dep: Deployment, point: Point, fidelity: str = "exact") -> Breakd
         for i in range(len(numbers)):
             start_s, finish_s = simulate_point(template, costs, i)
             step_s += float(finish_s.max())
-            _add_pass(structure.ops, start_s, finish_s, units[i], computes, waits)
+            chip = _last_chip(structure.ops, finish_s)
+            _add_times(structure.ops, chip, start_s, finish_s, units[i], total, layers)
+            _add_sent(structure, chip, costs.bytes[i], total, layers)
     return Breakdown(
-        step_s,
-        sorted(computes.values(), key=lambda c: -c.seconds),
-        sorted(waits.values(), key=lambda w: -w.seconds),
+        step_s, total.largest_computes(), total.largest_waits(), total.most_sent(), group_layers(layers, step_s)
     )
 
 
@@ -145,48 +103,81 @@ def _units_of_durations(
     return seconds
 
 
-def _add_pass(
+def _last_chip(ops: OpGraph, finish_s: NDArray[np.float64]) -> int:
+    """Return the chip whose last compute ends last, the lowest on a tie."""
+    ends = np.where(ops.graph.op_kind == COMPUTE, finish_s, -1.0)
+    return int(ops.op_src[ends == ends.max()].min())
+
+
+def _places(ops: OpGraph, chosen: NDArray[np.intp]) -> list[int]:
+    """Return for each op its layer, or the place outside layers that its reason tells."""
+    reason, layer = ops.op_reason[chosen], ops.op_layer[chosen]
+    outside = np.where(reason == REASON["embed"], EMBED, np.where(reason == REASON["pp"], TRANSFER, HEAD))
+    places: list[int] = np.where(layer >= 0, layer, outside).tolist()
+    return places
+
+
+def _add_times(
     ops: OpGraph,
+    chip: int,
     start_s: NDArray[np.float64],
     finish_s: NDArray[np.float64],
     units: NDArray[np.float64],
-    computes: dict[str, Category],
-    waits: dict[tuple[str, str], Wait],
+    total: Tally,
+    layers: dict[int, Tally],
 ) -> None:
-    """Add one simulated pass to what is known already."""
+    """Add the computes and waits of a chip in one simulated pass to what is known already."""
     is_compute = ops.graph.op_kind == COMPUTE
-    ends = np.where(is_compute, finish_s, -1.0)
-    chip = ops.op_src[ends == ends.max()].min()
     own = np.flatnonzero(is_compute & (ops.op_src == chip))
     own = own[np.argsort(start_s[own], kind="stable")]
-    for op in own.tolist():
-        category = computes.setdefault(REASONS[ops.op_reason[op]], Category(REASONS[ops.op_reason[op]]))
-        category.n_ops += 1
-        category.seconds += float(finish_s[op] - start_s[op])
-        for unit, seconds in zip(UNITS, units[ops.graph.op_cost[op]].tolist(), strict=True):
-            setattr(category, f"{unit}_s", getattr(category, f"{unit}_s") + seconds)
+    place_of = dict(zip(own.tolist(), _places(ops, own), strict=True))
+    for op, place in place_of.items():
+        name, seconds = REASONS[ops.op_reason[op]], float(finish_s[op] - start_s[op])
+        for tally in (total, layers[place]):
+            tally.add_compute(name, seconds, units[ops.graph.op_cost[op]].tolist())
     flows = np.flatnonzero(~is_compute & ((ops.op_src == chip) | (ops.op_dst == chip)))
     flows = flows[np.argsort(start_s[flows], kind="stable")]
-    intervals = list(zip(start_s[flows].tolist(), finish_s[flows].tolist(), ops.op_reason[flows].tolist(), strict=True))
+    labels = zip(ops.op_reason[flows].tolist(), _places(ops, flows), strict=True)
+    intervals = list(zip(start_s[flows].tolist(), finish_s[flows].tolist(), labels, strict=True))
     gaps = zip(np.append(0.0, finish_s[own][:-1]).tolist(), start_s[own].tolist(), own.tolist(), strict=True)
     for op, pieces in _waits(intervals, gaps):
         before = REASONS[ops.op_reason[op]] + (f" step {ops.op_step[op]}" if ops.op_step[op] else "")
-        for name, seconds in pieces.items():
-            wait = waits.setdefault((name, before), Wait(name, before))
-            wait.n_waits += 1
-            wait.seconds += seconds
-            wait.longest_s = max(wait.longest_s, seconds)
+        by_name: dict[str, float] = defaultdict(float)
+        for label, seconds in pieces.items():
+            name, place = (WAITING, place_of[op]) if label == WAITING else (REASONS[label[0]], label[1])
+            by_name[name] += seconds
+            layers[place].add_wait(name, before, seconds)
+        for name, seconds in by_name.items():
+            total.add_wait(name, before, seconds)
+    touching = np.concatenate([own, flows])
+    places = np.asarray(_places(ops, touching))
+    for place in np.unique(places).tolist():
+        inside = touching[places == place]
+        layers[place].span_s += float(finish_s[inside].max() - start_s[inside].min())
+
+
+def _add_sent(
+    structure: Structure, chip: int, n_bytes: NDArray[np.int64], total: Tally, layers: dict[int, Tally]
+) -> None:
+    """Add the messages that a chip sends in one pass."""
+    ops = structure.ops
+    flows = np.flatnonzero((ops.graph.op_kind == FLOW) & (ops.op_src == chip))
+    names = {number: key if isinstance(key, str) else key[0] for key, number in structure.keys.bytes.items()}
+    for op, place in zip(flows.tolist(), _places(ops, flows), strict=True):
+        number = int(ops.graph.op_cost[op])
+        for tally in (total, layers[place]):
+            tally.add_sent(REASONS[ops.op_reason[op]], names[number], int(n_bytes[number]))
 
 
 def _waits(
-    flows: list[tuple[float, float, int]], gaps: Iterator[tuple[float, float, int]]
-) -> Iterator[tuple[int, dict[str, float]]]:
+    flows: list[tuple[float, float, Any]], gaps: Iterator[tuple[float, float, int]]
+) -> Iterator[tuple[int, dict[Any, float]]]:
     """Yield for every gap before an op what the chip waited for in it, and how long (s).
 
-    Flows (start, end, reason) and gaps (begin, end, op) come in order. From its end backwards a gap belongs to the
-    flow that was in flight and had been for longest.
+    Flows (start, end, label) and gaps (begin, end, op) come in order. From its end backwards a gap belongs to the
+    flow that was in flight and had been for longest: to its label, or to `WAITING`.
     """
-    active: list[tuple[float, float, int]] = []
+    active: list[tuple[float, float, Any]] = []
     at = 0
     for begin, end, op in gaps:
         if end <= begin * (1 + 1e-12):
@@ -195,16 +186,16 @@ def _waits(
             active.append(flows[at])
             at += 1
         active = [flow for flow in active if flow[1] > begin]
-        pieces: dict[str, float] = defaultdict(float)
+        pieces: dict[Any, float] = defaultdict(float)
         left = end
         while left > begin:
             covering = [flow for flow in active if flow[0] < left <= flow[1] * (1 + 1e-12)]
             if covering:
-                start, _, reason = min(covering)
-                name, until = REASONS[reason], max(start, begin)
+                start, _, label = min(covering)
+                until = max(start, begin)
             else:
-                name, until = WAITING, max([flow[1] for flow in active if flow[1] < left], default=begin)
+                label, until = WAITING, max([flow[1] for flow in active if flow[1] < left], default=begin)
                 until = max(until, begin)
-            pieces[name] += left - until
+            pieces[label] += left - until
             left = until
         yield op, pieces
