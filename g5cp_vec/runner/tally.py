@@ -61,7 +61,8 @@ class Sent:
     name : str
         What they are for, one of ``g5cp_vec.mapping.graph.REASONS``.
     message : str
-        Which tensor, as `g5cp_vec.cost.messages` names it.
+        Which tensor, as `g5cp_vec.cost.messages` names it; of segments of a cached context also whether full ones or
+        the last.
     n_messages : int
         Transfers; a ring of n ranks takes n - 1 of them.
     sent_bytes : int
