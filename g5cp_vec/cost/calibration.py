@@ -283,10 +283,20 @@ def price_part(chip: Chip, hidden: int, part: Part, kernels: Kernels = DEFAULTS)
     """Return the calibrated duration of one part; None where the chip's calibration has nothing for it.
 
     Element-wise work takes its bytes at the share of the bandwidth that memory-bound products were measured to reach.
+    A part remembers its prices: durations, fixed costs and what is measured all ask for them.
     """
     calibration = chip.calibration
     if calibration is None:
         return None
+    # With the chip, so that its id stays its own.
+    known = part.prices.get((id(chip), hidden))
+    if known is None:
+        known = part.prices[id(chip), hidden] = (chip, _price(chip, calibration, hidden, part))
+    price: Price | None = known[1]
+    return price
+
+
+def _price(chip: Chip, calibration: Calibration, hidden: int, part: Part) -> Price | None:
     byte_s = part.bytes / chip.hbm_bandwidth_bytes_per_s
     if part.unit == "memory":
         if calibration.memory_efficiency is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 from g5cp_vec.mapping.load import Count
 
@@ -72,6 +74,8 @@ class Part:
         Element type whose peak rate applies.
     shape : GemmShape, AttentionShape or None
         None for element-wise work, whose duration its bytes decide.
+    prices : dict
+        What `g5cp_vec.cost.calibration.price_part` found before, by what it depends on beside the part.
     """
 
     flop_class: str
@@ -80,6 +84,7 @@ class Part:
     bytes: Count
     dtype: str
     shape: GemmShape | AttentionShape | None = None
+    prices: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 OpParts = dict[str, list[Part]]

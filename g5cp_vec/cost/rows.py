@@ -42,17 +42,20 @@ class CostRows(NamedTuple):
     wire_bytes: NDArray[np.float64]
 
 
-def parts_by_key(dep: Deployment, load: Load) -> dict[ComputeKey, list[Part]]:
+Parts = dict[ComputeKey, list[Part]]
+
+
+def parts_by_key(dep: Deployment, load: Load) -> Parts:
     """Return the parts of every compute op of a deployment by what it does."""
     kinds, _ = dep.model.kinds
-    parts: dict[ComputeKey, list[Part]] = {(name, None): value for name, value in edge_parts(dep, load).items()}
+    parts: Parts = {(name, None): value for name, value in edge_parts(dep, load).items()}
     for index, kind in enumerate(kinds):
         layer: OpParts = layer_parts(dep, load, kind)
         parts |= {(name, index): value for name, value in layer.items()}
     return parts
 
 
-def duration_seconds(dep: Deployment, load: Load, parts: dict[ComputeKey, list[Part]], key: ComputeKey) -> Any:
+def duration_seconds(dep: Deployment, load: Load, parts: Parts, key: ComputeKey) -> Any:
     """Return the duration of one compute op at full speed: its work, plus what is fixed (s).
 
     A host step is no work, so it has no parts.
@@ -71,9 +74,11 @@ def host_seconds(dep: Deployment, load: Load) -> float:
     return dep.runtime.host_launch_s * n_launches
 
 
-def fixed_rows(dep: Deployment, keys: CostKeys, load: Load, n_points: int) -> NDArray[np.float64]:
+def fixed_rows(
+    dep: Deployment, keys: CostKeys, load: Load, n_points: int, parts: Parts | None = None
+) -> NDArray[np.float64]:
     """Return the part of every duration that is no work, at full speed, shape (n_points, n_duration_ids)."""
-    parts = parts_by_key(dep, load)
+    parts = parts_by_key(dep, load) if parts is None else parts
     seconds = np.empty((n_points, len(keys.durations)))
     for key, column in keys.durations.items():
         computed = split_rate(key)[0]
@@ -101,17 +106,19 @@ class Coverage(NamedTuple):
 SMALL_SHARE = 0.01
 
 
-def coverage(dep: Deployment, load: Load, n_points: int, keys: CostKeys | None = None) -> Coverage:
+def coverage(
+    dep: Deployment, load: Load, n_points: int, keys: CostKeys | None = None, parts: Parts | None = None
+) -> Coverage:
     """Say which ops of a deployment, those of a structure with ``keys``, are measured, and how far outside they are."""
     seconds, factors = [], []
     uncalibrated = set()
     # Not every op that has a price occurs at every load.
     occurring = None if keys is None else {split_rate(key)[0] for key in keys.durations}
-    for (name, kind), parts in parts_by_key(dep, load).items():
+    for (name, kind), of_op in (parts_by_key(dep, load) if parts is None else parts).items():
         slowed = (f"slowed_{name}", kind)
         if occurring is not None and (name, kind) not in occurring and slowed not in occurring:
             continue
-        for part in parts:
+        for part in of_op:
             price = price_part(dep.chip, dep.model.hidden, part, dep.runtime.kernels)
             if price is None:
                 uncalibrated.add(name.partition("@")[0])
@@ -124,7 +131,9 @@ def coverage(dep: Deployment, load: Load, n_points: int, keys: CostKeys | None =
     return Coverage(tuple(sorted(uncalibrated)), np.where(matters, factors, 1.0).max(axis=0))
 
 
-def cost_rows(dep: Deployment, keys: CostKeys, network: Network, load: Load, n_points: int) -> CostRows:
+def cost_rows(
+    dep: Deployment, keys: CostKeys, network: Network, load: Load, n_points: int, parts: Parts | None = None
+) -> CostRows:
     """Price every op and message of a structure at each point.
 
     Parameters
@@ -137,8 +146,10 @@ def cost_rows(dep: Deployment, keys: CostKeys, network: Network, load: Load, n_p
     load : Load
         With arrays of shape (n_points,).
     n_points : int
+    parts : dict, optional
+        What `parts_by_key` returns, where it is known already: parts remember their prices.
     """
-    parts = parts_by_key(dep, load)
+    parts = parts_by_key(dep, load) if parts is None else parts
     kinds, _ = dep.model.kinds
     rates = network.rates()
     duration_s = np.empty((n_points, len(keys.durations)))
@@ -161,9 +172,7 @@ def cost_rows(dep: Deployment, keys: CostKeys, network: Network, load: Load, n_p
     return CostRows(duration_s, bytes_, latency_s, capacity, wire_bytes)
 
 
-def _slowed_ring_step(
-    dep: Deployment, network: Network, load: Load, parts: dict[ComputeKey, list[Part]], kind: int | None
-) -> Any:
+def _slowed_ring_step(dep: Deployment, network: Network, load: Load, parts: Parts, kind: int | None) -> Any:
     """Return the duration of a ring step beside which the next block travels, on links that nothing else uses (s)."""
     assert kind is not None
     kinds, _ = dep.model.kinds

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -17,7 +18,7 @@ from g5cp_vec.config._keys import COLLECTIVES
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import Expansion
 from g5cp_vec.cost.math_path import math_times
-from g5cp_vec.cost.rows import CostRows, cost_rows, fixed_rows
+from g5cp_vec.cost.rows import CostRows, Coverage, Parts, cost_rows, coverage, fixed_rows, parts_by_key
 from g5cp_vec.engine.measure import MAKESPAN_S
 from g5cp_vec.errors import SimulationError
 from g5cp_vec.mapping.graph import CostKeys
@@ -34,7 +35,17 @@ from g5cp_vec.runner.template import Template
 
 # Columns of slices, with their numbers of rows; what a batch needs to be simulated.
 Pieces = list[tuple[int, Columns]]
-Prepared = tuple[Template, list[CostRows]]
+
+
+class Priced(NamedTuple):
+    """What the computes and messages of a slice cost: rows for the kernel, what is fixed, how far it is measured."""
+
+    costs: CostRows
+    fixed_s: NDArray[np.float64]
+    covered: Coverage | None
+
+
+Prepared = tuple[Template, list[Priced]]
 
 
 class LocalRunner:
@@ -128,13 +139,13 @@ class LocalRunner:
         assert isinstance(dep, Deployment)
         return dep, split_passes(dep, points(self.expansion, s.rows))
 
-    def _common(self, s: Slice, step_s: NDArray[np.float64], keys: CostKeys | None = None) -> Columns:
+    def _common(self, s: Slice, step_s: NDArray[np.float64], covered: Coverage | None) -> Columns:
         dep, passes = self._deployment(s)
         point = points(self.expansion, s.rows)
         return {
             **self._identity(s),
             **results.memory_columns(dep, point, passes),
-            **results.calibration_columns(dep, passes, keys),
+            **results.calibration_columns(dep, passes, covered),
             **results.step_columns(dep, point, passes, step_s),
         }
 
@@ -143,7 +154,7 @@ class LocalRunner:
         n_passes = len(passes.seq_len)
         times = math_times(dep, self.plan.networks[s.deployment], build_load(dep, *passes.load), n_passes)
         columns = results.over_passes(results.math_columns(dep, times, n_passes), passes)
-        return {**self._common(s, passes.sum(times.step_s)), **columns}
+        return {**self._common(s, passes.sum(times.step_s), self._coverage(s, None)), **columns}
 
     def template(self, batch: Batch, collective: str | None = None) -> Template:
         """Return the template of a batch; the last one is kept, as a batch may continue in the next part."""
@@ -186,12 +197,12 @@ class LocalRunner:
     def _prepare(self, batch: Batch, collective: str | None = None) -> Prepared:
         template = self.template(batch, collective)
         template.chain(template.folds()[0])
-        return template, [self._costs(template, s) for s in batch.slices]
+        return template, [self._price(template, s) for s in batch.slices]
 
     def _simulate(
-        self, batch: Batch, template: Template, costs: list[CostRows], on_progress: Callable[[int], None]
+        self, batch: Batch, template: Template, priced: list[Priced], on_progress: Callable[[int], None]
     ) -> Simulated:
-        joined = CostRows(*(np.concatenate(column) for column in zip(*costs, strict=True)))
+        joined = CostRows(*(np.concatenate(column) for column in zip(*(p.costs for p in priced), strict=True)))
         # Rows are counted as they are simulated, but those of several passes when all of the batch are.
         if len(joined.duration_s) == batch.n_rows:
             return simulate_rows(template, joined, self.jobs, on_progress)
@@ -203,14 +214,14 @@ class LocalRunner:
         self,
         batch: Batch,
         template: Template,
-        costs: list[CostRows],
+        priced: list[Priced],
         simulated: Simulated,
         collective: str | None = None,
     ) -> Pieces:
         pieces = []
         begin = 0
-        for s, rows in zip(batch.slices, costs, strict=True):
-            end = begin + len(rows.duration_s)
+        for s, rows in zip(batch.slices, priced, strict=True):
+            end = begin + len(rows.costs.duration_s)
             of_slice = slice(begin, end)
             part = Simulated(simulated.measures[of_slice], simulated.n_events[of_slice], simulated.n_ops[of_slice])
             pieces.append((len(s.rows), self._simulated(template, s, rows, part, collective)))
@@ -225,18 +236,17 @@ class LocalRunner:
             self.plan.audited[s.rows], reduced=self.fidelity == "exact", jobs=self.jobs,
         )  # fmt: skip
         on_progress(len(s.rows))
-        return len(s.rows), {**self._common(s, step_s, keys), **columns}
+        return len(s.rows), {**self._common(s, step_s, self._coverage(s, keys)), **columns}
 
     def _simulated(
-        self, template: Template, s: Slice, costs: CostRows, simulated: Simulated, collective: str | None
+        self, template: Template, s: Slice, priced: Priced, simulated: Simulated, collective: str | None
     ) -> Columns:
         """Return the columns of a slice from the costs and the measures of its passes."""
         dep, passes = self._deployment(s)
-        network, load, n_passes = self.plan.networks[s.deployment], build_load(dep, *passes.load), len(passes.seq_len)
-        fixed_s = fixed_rows(dep, template.structure.keys, load, n_passes)
+        network, costs = self.plan.networks[s.deployment], priced.costs
         of_passes = {
-            **results.simulated_columns(dep, network, template, simulated.measures, costs.duration_s, fixed_s),
-            "n_ops": np.full(n_passes, template.n_ops),
+            **results.simulated_columns(dep, network, template, simulated.measures, costs.duration_s, priced.fixed_s),
+            "n_ops": np.full(len(passes.seq_len), template.n_ops),
             "n_ops_simulated": simulated.n_ops,
             "n_events": simulated.n_events,
         }
@@ -244,16 +254,28 @@ class LocalRunner:
         step_s = passes.sum(pass_s)
         sent = passes.sum(costs.bytes)
         return {
-            **self._common(s, step_s, template.structure.keys),
+            **self._common(s, step_s, priced.covered),
             **results.over_passes(of_passes, passes),
             **results.traffic_columns(dep, template, sent, costs.capacity[passes.first], step_s),
             **self._audit(template, s, costs, pass_s, collective),
         }
 
-    def _costs(self, template: Template, s: Slice) -> CostRows:
+    def _price(self, template: Template, s: Slice) -> Priced:
         dep, passes = self._deployment(s)
-        load = build_load(dep, *passes.load)
-        return cost_rows(dep, template.structure.keys, self.plan.networks[s.deployment], load, len(passes.seq_len))
+        load, n_passes, keys = build_load(dep, *passes.load), len(passes.seq_len), template.structure.keys
+        parts = parts_by_key(dep, load)
+        return Priced(
+            cost_rows(dep, keys, self.plan.networks[s.deployment], load, n_passes, parts),
+            fixed_rows(dep, keys, load, n_passes, parts),
+            self._coverage(s, keys, parts),
+        )
+
+    def _coverage(self, s: Slice, keys: CostKeys | None, parts: Parts | None = None) -> Coverage | None:
+        """Return how far a slice is measured, as ops of a structure with ``keys`` or, with None, in closed form."""
+        dep, passes = self._deployment(s)
+        if dep.chip.calibration is None:
+            return None
+        return coverage(dep, build_load(dep, *passes.load), len(passes.seq_len), keys, parts)
 
     def _audit(
         self, template: Template, s: Slice, costs: CostRows, pass_s: NDArray[np.float64], collective: str | None

@@ -14,10 +14,9 @@ from g5cp_vec.config.context import PASS_KV
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.cost.math_path import MathTimes
 from g5cp_vec.cost.model_flops import model_flops
-from g5cp_vec.cost.rows import coverage
+from g5cp_vec.cost.rows import Coverage
 from g5cp_vec.engine import measure
 from g5cp_vec.errors import SimulationError
-from g5cp_vec.mapping.graph import CostKeys
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.memory import MemoryModel
 from g5cp_vec.mapping.network import Network
@@ -82,15 +81,14 @@ def memory_columns(dep: Deployment, point: Point, passes: Passes) -> Columns:
     }
 
 
-def calibration_columns(dep: Deployment, passes: Passes, keys: CostKeys | None) -> Columns:
+def calibration_columns(dep: Deployment, passes: Passes, covered: Coverage | None) -> Columns:
     """Whether every compute of a point is priced by measurements, which are not, and how far outside them it is.
 
-    ``keys`` of the structure; None for the closed form.
+    ``covered`` of all passes; None where the chip is not calibrated.
     """
     n_points = len(passes.first)
-    if dep.chip.calibration is None:
+    if covered is None:
         return {"calibrated": np.full(n_points, dep.chip.calibrated)}
-    covered = coverage(dep, build_load(dep, *passes.load), len(passes.seq_len), keys)
     columns: Columns = {
         "calibrated": np.full(n_points, not covered.uncalibrated),
         "extrapolated": passes.max(covered.extrapolated),
