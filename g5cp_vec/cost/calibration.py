@@ -289,14 +289,15 @@ def price_part(chip: Chip, hidden: int, part: Part, kernels: Kernels = DEFAULTS)
     if calibration is None:
         return None
     # With the chip, so that its id stays its own.
-    known = part.prices.get((id(chip), hidden))
+    asked = id(chip), hidden, kernels
+    known = part.prices.get(asked)
     if known is None:
-        known = part.prices[id(chip), hidden] = (chip, _price(chip, calibration, hidden, part))
+        known = part.prices[asked] = (chip, _price(chip, calibration, hidden, part, kernels))
     price: Price | None = known[1]
     return price
 
 
-def _price(chip: Chip, calibration: Calibration, hidden: int, part: Part) -> Price | None:
+def _price(chip: Chip, calibration: Calibration, hidden: int, part: Part, kernels: Kernels) -> Price | None:
     byte_s = part.bytes / chip.hbm_bandwidth_bytes_per_s
     if part.unit == "memory":
         if calibration.memory_efficiency is None:
