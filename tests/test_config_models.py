@@ -63,7 +63,7 @@ def test_expected_presets_ship():
     assert set(preset_names("models")) >= {"deepseek-v3-671b", "llama-3.1-405b", "llama-3.1-8b", "qwen3-235b-a22b"}
     assert set(preset_names("chips")) >= {"h100-sxm", "h200-sxm", "b200-sxm", "sg2262"}
     assert set(preset_names("topologies")) >= {"flat-450", "hgx-8", "hgx-8-oversub2", "nvl72"}
-    assert preset_names("runtimes") == ["captured-graphs", "ideal", "meta-cp-study"]
+    assert preset_names("runtimes") == ["captured-graphs", "ideal", "meta-cp-study", "sglang", "trtllm", "vllm"]
 
 
 def test_parameter_totals():

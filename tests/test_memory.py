@@ -313,4 +313,4 @@ def test_more_context_parallelism_holds_longer_contexts():
 def test_max_seq_len_at_its_ends():
     dep = deploy(phase="decode")
     assert MemoryModel(with_room(dep, 1)).max_seq_len(1, 0) == 0
-    assert MemoryModel(with_room(dep, 10**30)).max_seq_len(1, 0) == LONGEST_CONTEXT
+    assert MemoryModel(with_room(dep, 10**18)).max_seq_len(1, 0) == LONGEST_CONTEXT
