@@ -24,7 +24,7 @@ from g5cp_vec.errors import ConfigError
 Kind = Literal["models", "chips", "topologies", "runtimes"]
 RecordT = TypeVar("RecordT", bound=Record)
 
-_PRESETS = Path(__file__).parent / "presets"
+PRESETS = Path(__file__).parent / "presets"
 _SINGULAR = {"models": "model", "chips": "chip", "topologies": "topology", "runtimes": "runtime"}
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SHOWN_CHARACTERS = 60
@@ -32,7 +32,7 @@ _SHOWN_CHARACTERS = 60
 
 def preset_names(kind: Kind) -> list[str]:
     """Return the names of the presets of one kind, sorted."""
-    return sorted(path.stem for path in (_PRESETS / kind).glob("*.toml"))
+    return sorted(path.stem for path in (PRESETS / kind).glob("*.toml"))
 
 
 def describe(value: object) -> str:
@@ -73,7 +73,7 @@ def locate(kind: Kind, text: str, base: Path | None = None) -> Path:
     """
     names = preset_names(kind)
     if text in names:
-        return _PRESETS / kind / f"{text}.toml"
+        return PRESETS / kind / f"{text}.toml"
     for folder in (base, Path()):
         try:
             if folder is not None and text and (folder / text).exists():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, field_serializer, field_validator, model_validator
 
-from g5cp_vec.config._files import anchored_runtime, describe, locate, read_record
+from g5cp_vec.config._files import PRESETS, anchored_runtime, describe, locate, read_record
 from g5cp_vec.config._record import Capacity, Fraction, Frozen, Positive, Record
 from g5cp_vec.config._yaml import is_yaml
 from g5cp_vec.config.calibration import Calibration
@@ -136,7 +136,17 @@ def load_chip(name_or_path: str, base: Path | None = None) -> Chip:
     See :func:`g5cp_vec.config.model.load_model`, and `g5cp_vec.config.grouped_chip` for the YAML.
     """
     path = locate("chips", name_or_path, base)
+    if path.is_relative_to(PRESETS):
+        return _load_preset(path)
+    return _load(path)
+
+
+def _load(path: Path) -> Chip:
     if is_yaml(path):
         return Chip.model_validate(read_grouped_chip(path))
     chip = read_record(Chip, path)
     return chip.model_copy(update={"runtime": anchored_runtime(chip.runtime, path)})
+
+
+# A calibration is thousands of numbers, and presets do not change under a process.
+_load_preset = cache(_load)
