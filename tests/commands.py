@@ -6,6 +6,17 @@ from click.testing import CliRunner, Result
 
 from g5cp_vec.cli import main
 
+POINT = """
+[fixed]
+phase = "prefill"
+model = "llama-3.1-8b"
+chip = "h100-sxm"
+topology = "flat-450"
+n_chips = 2
+cp = 2
+seq_len = "1K"
+"""
+
 
 def invoke(*args: object) -> Result:
     """Run ``g5cp-vec`` with these words; it may leave by an exit status, never by a traceback."""

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from click.testing import Result
-from commands import invoke
+from commands import POINT, invoke
 
 from g5cp_vec import __version__
 from g5cp_vec.cli import main
@@ -17,16 +17,6 @@ from g5cp_vec.errors import SimulationError
 from g5cp_vec.runner.schema import KPIS, SCHEMA
 
 COMMANDS = sorted(main.commands)
-POINT = """
-[fixed]
-phase = "prefill"
-model = "llama-3.1-8b"
-chip = "h100-sxm"
-topology = "flat-450"
-n_chips = 2
-cp = 2
-seq_len = "1K"
-"""
 GRID = """
 name = "small"
 [fixed]

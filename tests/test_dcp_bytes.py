@@ -83,7 +83,6 @@ def test_qwen_chunk_of_131072_tokens():
 def test_deepseek_prefill_of_131072_tokens(pcp, contributed, received):
     found = sent(deploy(model=short(DEEPSEEK), pcp=pcp), 131072)
     assert found["pcp_kv"] == (contributed, received)
-    assert pytest.approx(4.3, abs=0.02) == 61 * 72 / 1024
 
 
 def test_deepseek_decode_of_one_token():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from commands import invoke
+from commands import POINT, invoke
 
 from g5cp_vec.config._text import MOST_BYTES
 from g5cp_vec.config.chip import load_chip
@@ -14,16 +14,6 @@ from g5cp_vec.errors import ConfigError
 CHIP = 'name = "x"\nhbm_gbytes = 80\nhbm_bandwidth_gbytes_per_s = 3000\n[peak_tflops]\nbf16 = 900\n'
 WORKLOAD = '{"links": [], "chips": 1, "ops": [], "deps": []}'
 GEMM = "m,n,k,gemm_dtype,latency_ms\n" + "".join(f"{128 * i},4096,4096,bfloat16,{0.01 * i}\n" for i in range(1, 9))
-POINT = """
-[fixed]
-phase = "prefill"
-model = "llama-3.1-8b"
-chip = "h100-sxm"
-topology = "flat-450"
-n_chips = 2
-cp = 2
-seq_len = "1K"
-"""
 
 
 def one_error(*words):

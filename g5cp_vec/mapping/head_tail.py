@@ -31,27 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.errors import InfeasibleError
-from g5cp_vec.mapping.load import Count, ceil_div
+from g5cp_vec.mapping.load import chunk_tokens
 
 # Indices into a batch are int32 in the frameworks; and causal pairs of so many tokens fit into int64.
 MOST_BATCH_TOKENS = 2**31 - 1
 
 Int64s = NDArray[np.int64]
-
-
-def chunk_tokens(new_tokens: Count, pcp: Count) -> Count:
-    """Return the tokens of one of the ``2 * pcp`` chunks of a prefill; the last chunks may be shorter or empty."""
-    return ceil_div(new_tokens, 2 * pcp)
-
-
-def padded_tokens(new_tokens: Count, pcp: Count) -> Count:
-    """Return the tokens of a prefill after padding: the next multiple of ``2 * pcp``."""
-    return chunk_tokens(new_tokens, pcp) * (2 * pcp)
-
-
-def padded_tokens_per_rank(new_tokens: Count, pcp: Count) -> Count:
-    """Return the tokens of a prefill that every rank computes in the padded form: two chunks."""
-    return chunk_tokens(new_tokens, pcp) * 2
 
 
 class Row(NamedTuple):

@@ -73,9 +73,19 @@ def most(a: Count, b: Count) -> Count:
     return -least(-a, -b)
 
 
+def chunk_tokens(new: Count, ranks: Count) -> Count:
+    """Return the tokens of one of the 2 * ranks chunks of a head-tail split; the last may be shorter or empty."""
+    return ceil_div(new, 2 * ranks)
+
+
+def own_chunks(ranks: int, rank: int) -> tuple[int, int]:
+    """Return the chunks of new tokens that a rank computes in a head-tail split: a head and a tail."""
+    return rank, 2 * ranks - 1 - rank
+
+
 def chunk_bounds(new: Count, ranks: int, chunk: int) -> tuple[Count, Count]:
-    """Return the new tokens [start, stop) of one of the 2 * ranks chunks of a head-tail split; the last are short."""
-    length = ceil_div(new, 2 * ranks)
+    """Return the new tokens [start, stop) of a chunk of a head-tail split without pads."""
+    length = chunk_tokens(new, ranks)
     return least(chunk * length, new), least((chunk + 1) * length, new)
 
 
@@ -83,7 +93,7 @@ def fullest_rank_tokens(new: Count, ranks: int) -> Count:
     """Return the tokens of a sequence on the rank that has most of a head-tail split without pads."""
     fullest: Count = 0
     for rank in range(ranks):
-        bounds = [chunk_bounds(new, ranks, chunk) for chunk in (rank, 2 * ranks - 1 - rank)]
+        bounds = [chunk_bounds(new, ranks, chunk) for chunk in own_chunks(ranks, rank)]
         fullest = most(fullest, sum(stop - start for start, stop in bounds))
     return fullest
 
@@ -103,7 +113,7 @@ def build_load(dep: Deployment, seq_len: Count, batch: Count, cached_tokens: Cou
     if gathers and dep.cp_semantics == "orthogonal":
         rank_tokens = batch * fullest_rank_tokens(new, cp)
         return Load(batch, new, cached_tokens, new, cached_tokens, rank_tokens)
-    padded_new = ceil_div(new, 2 * cp) * (2 * cp)
+    padded_new = chunk_tokens(new, cp) * (2 * cp)
     if gathers:
         return Load(batch, padded_new, cached_tokens, new, cached_tokens, batch * (padded_new // cp))
     padded_cached = ceil_div(cached_tokens, cp) * cp

@@ -29,7 +29,7 @@ from g5cp_vec.config.context import (
 from g5cp_vec.config.context import segment_step_tokens as step_tokens
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.mapping.kv_layout import blocks_per_shard, shard_tokens
-from g5cp_vec.mapping.load import Count, Load, ceil_div, chunk_bounds, least, most, wide
+from g5cp_vec.mapping.load import Count, Load, ceil_div, chunk_bounds, least, most, own_chunks, wide
 from g5cp_vec.mapping.ranks import from_groups, groups_along
 
 Ids = NDArray[Any]
@@ -76,7 +76,8 @@ def chunks_of(new: Count, ranks: int, rank: int) -> Chunks:
     """Return the tokens that a rank computes; all of them where there is one rank."""
     if ranks == 1:
         return Chunks((0 * new, new), (new, new))
-    return Chunks(chunk_bounds(new, ranks, rank), chunk_bounds(new, ranks, 2 * ranks - 1 - rank))
+    head, tail = own_chunks(ranks, rank)
+    return Chunks(chunk_bounds(new, ranks, head), chunk_bounds(new, ranks, tail))
 
 
 # --- Cached context ---------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from g5cp_vec.config.attention import Attention
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.layers import LayerKind
-from g5cp_vec.mapping.load import Count, Load, ceil_div, least, most, wide
+from g5cp_vec.mapping.load import Count, Load, ceil_div, least, most, own_chunks, wide
 from g5cp_vec.mapping.sharding import is_sharded_form, sharded_reach
 
 # A form of attention that needs only some keys of other ranks, told by the first key that each chunk sees.
@@ -69,11 +69,6 @@ def kept_tokens(a: Attention, context: Count) -> Count:
 
 
 # --- Under context parallelism ----------------------------------------------------------------------------------------
-
-
-def own_chunks(cp: int, rank: int) -> tuple[int, int]:
-    """Return the chunks of new tokens that a rank computes."""
-    return rank, 2 * cp - 1 - rank
 
 
 def chunk_length(load: Load, cp: int) -> Count:

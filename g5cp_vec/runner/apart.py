@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from g5cp_vec.audit.conservation import audit
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.cost.rows import CostRows, cost_rows, fixed_rows
+from g5cp_vec.cost.rows import cost_rows, fixed_rows, parts_by_key
 from g5cp_vec.engine.arrays import FLOW
 from g5cp_vec.engine.measure import MAKESPAN_S
 from g5cp_vec.mapping.graph import REASON, CostKeys
@@ -26,11 +25,12 @@ from g5cp_vec.mapping.sharding import is_sharded_form
 from g5cp_vec.mapping.spans import structure_reach
 from g5cp_vec.mapping.structure import Structure, build_structure
 from g5cp_vec.runner import results
+from g5cp_vec.runner.audited import audit_pass
 from g5cp_vec.runner.passes import Passes
 from g5cp_vec.runner.results import Columns
 from g5cp_vec.runner.schema import KPIS
-from g5cp_vec.runner.simulate import simulate_point, simulate_rows
-from g5cp_vec.runner.template import TRAFFIC, Template
+from g5cp_vec.runner.simulate import simulate_rows
+from g5cp_vec.runner.template import TRAFFIC, Template, most_used
 
 
 class Alike(NamedTuple):
@@ -83,9 +83,10 @@ def run_apart(
     for alike in by_structure(dep, network, passes):
         structure, members = alike.structure, alike.numbers
         template = Template(structure, reduced=reduced)
-        costs = cost_rows(dep, structure.keys, network, alike.load, len(members))
+        parts = parts_by_key(dep, alike.load)
+        costs = cost_rows(dep, structure.keys, network, alike.load, len(members), parts)
         simulated = simulate_rows(template, costs, jobs)
-        fixed_s = fixed_rows(dep, structure.keys, alike.load, len(members))
+        fixed_s = fixed_rows(dep, structure.keys, alike.load, len(members), parts)
         columns = results.simulated_columns(dep, network, template, simulated.measures, costs.duration_s, fixed_s)
         columns |= {"n_ops": np.full(len(members), template.n_ops), "n_ops_simulated": simulated.n_ops}
         columns["n_events"] = simulated.n_events
@@ -97,7 +98,7 @@ def run_apart(
         loads[members] = costs.bytes.astype(np.float64) @ _messages_of_links(structure).T
         for i, number in enumerate(members.tolist()):
             if audits[number]:
-                kpis[number] = _audit(dep, alike, template, costs, passes, i)
+                kpis[number] = audit_pass(dep, template, costs, i, passes, number, pass_s[number])
         keys.durations |= structure.keys.durations
     step_s = passes.sum(pass_s)
     columns = results.over_passes(dict(of_passes), passes)
@@ -107,14 +108,6 @@ def run_apart(
         total = passes.sum(kpis[:, place])
         columns[name] = [min(int(n), 2**63 - 1) if a else None for n, a in zip(total, audited, strict=True)]
     return columns, step_s, keys
-
-
-def _audit(
-    dep: Deployment, alike: Alike, template: Template, costs: CostRows, passes: Passes, i: int
-) -> tuple[int, ...]:
-    start_s, finish_s = simulate_point(template, costs, i)
-    seq_len, batch, cached = (int(values[alike.numbers[i]]) for values in passes.load)
-    return tuple(audit(dep, alike.structure, seq_len, batch, cached, start_s, finish_s))
 
 
 def _messages_of_chips(structure: Structure, column: str) -> NDArray[np.int64]:
@@ -143,7 +136,5 @@ def _messages_of_links(structure: Structure) -> NDArray[np.float64]:
 
 def _busiest_link(network: Network, loads: NDArray[np.float64], step_s: NDArray[np.float64]) -> Columns:
     capacity = np.asarray(network.capacities(), float)[network.link_capacity]
-    use = loads / (capacity * step_s[:, None])
-    worst, value = use.argmax(axis=1), use.max(axis=1)
-    names = [network.link_name(int(link)) if v > 0 else None for link, v in zip(worst, value, strict=True)]
-    return {"bottleneck_link": names, "bottleneck_utilisation": np.where(value > 0, value, np.nan)}
+    name, use = most_used(network, np.arange(network.n_links), loads / (capacity * step_s[:, None]))
+    return {"bottleneck_link": name, "bottleneck_utilisation": use}

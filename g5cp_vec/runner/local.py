@@ -13,24 +13,23 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from g5cp_vec.audit.conservation import audit
 from g5cp_vec.config._keys import COLLECTIVES
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import Expansion
 from g5cp_vec.cost.math_path import math_times
 from g5cp_vec.cost.rows import CostRows, Coverage, Parts, cost_rows, coverage, fixed_rows, parts_by_key
 from g5cp_vec.engine.measure import MAKESPAN_S
-from g5cp_vec.errors import SimulationError
 from g5cp_vec.mapping.graph import CostKeys
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.structure import build_structure
 from g5cp_vec.runner import results
 from g5cp_vec.runner.apart import are_apart, run_apart
+from g5cp_vec.runner.audited import audit_pass
 from g5cp_vec.runner.passes import Passes, split_passes
 from g5cp_vec.runner.plan import Batch, Plan, Slice, points, row_reach
 from g5cp_vec.runner.results import Columns
 from g5cp_vec.runner.schema import KPIS
-from g5cp_vec.runner.simulate import Simulated, simulate_point, simulate_rows
+from g5cp_vec.runner.simulate import Simulated, simulate_rows
 from g5cp_vec.runner.template import Template
 
 # Columns of slices, with their numbers of rows; what a batch needs to be simulated.
@@ -280,19 +279,14 @@ class LocalRunner:
     def _audit(
         self, template: Template, s: Slice, costs: CostRows, pass_s: NDArray[np.float64], collective: str | None
     ) -> Columns:
-        """Audit every pass of the chosen rows of a slice: simulate it once more, keeping the times of every op."""
+        """Audit every pass of the chosen rows of a slice."""
         columns: dict[str, list[int | None]] = {name: [None] * len(s.rows) for name in KPIS}
         _, passes = self._deployment(s)
         dep = self._simulated_deployment(s, collective)
         for row in np.flatnonzero(self.plan.audited[s.rows]):
             total = dict.fromkeys(KPIS, 0)
             for i in passes.of_row(row):
-                start_s, finish_s = simulate_point(template, costs, i)
-                # What is audited must be what is reported.
-                if abs(finish_s.max() - pass_s[i]) > 1e-12 * pass_s[i]:
-                    raise SimulationError(f"step_s: {pass_s[i]!r} reported, but the ops end at {finish_s.max()!r}")
-                seq_len, batch, cached = (int(values[i]) for values in passes.load)
-                kpis = audit(dep, template.structure, seq_len, batch, cached, start_s, finish_s)
+                kpis = audit_pass(dep, template, costs, i, passes, i, pass_s[i])
                 total = {name: total[name] + getattr(kpis, name) for name in KPIS}
             for name in KPIS:
                 columns[name][row] = min(total[name], 2**63 - 1)

@@ -20,6 +20,7 @@ from g5cp_vec.engine.fold import unfold
 from g5cp_vec.engine.measure import ROLE_RING_FIRST, ROLE_RING_FLOW, ROLE_RING_LAST, Tags
 from g5cp_vec.mapping.chain import chain_blocks
 from g5cp_vec.mapping.graph import REASON, Block, OpGraph
+from g5cp_vec.mapping.network import Network
 from g5cp_vec.mapping.reduce import Quotient, Run, find_classes, find_runs
 from g5cp_vec.mapping.structure import Structure
 
@@ -245,7 +246,14 @@ def busiest_link(
     use = (message_bytes.astype(np.float64) @ messages.T.astype(np.float64)) / (
         capacity[:, network.link_capacity[links]] * step_s[:, None]
     )
-    worst = use.argmax(axis=1)
-    value = use[np.arange(len(use)), worst]
-    names = [network.link_name(int(link)) for link in links]
-    return [names[i] if v > 0 else None for i, v in zip(worst, value, strict=True)], np.where(value > 0, value, np.nan)
+    return most_used(network, links, use)
+
+
+def most_used(
+    network: Network, links: NDArray[Any], use: NDArray[np.float64]
+) -> tuple[list[str | None], NDArray[np.float64]]:
+    """Name and use of the most used of some links for every row of ``use``, shape (n_rows, n_links); None at no use."""
+    worst, value = use.argmax(axis=1), use.max(axis=1)
+    names = {int(place): network.link_name(int(links[place])) for place in np.unique(worst)}
+    chosen = [names[place] if v > 0 else None for place, v in zip(worst.tolist(), value, strict=True)]
+    return chosen, np.where(value > 0, value, np.nan)

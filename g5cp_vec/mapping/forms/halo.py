@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from g5cp_vec.mapping.graph import BlockBuilder, CostKeys, Ids
-from g5cp_vec.mapping.spans import interior_rank, own_chunks
+from g5cp_vec.mapping.load import own_chunks
+from g5cp_vec.mapping.spans import interior_rank
 
 Reach = tuple[int, ...]
 
