@@ -64,18 +64,18 @@ def test_prefill_gathers_the_blocks_that_are_referred_to(seq_len, blocks):
 def test_programs_and_overlap():
     """Blocks travel while tokens are chosen; a layer that shares the choice has no scoring."""
     structure = build(deploy(model=SMALL, tp=4, dcp=4), 4096)
-    assert order(structure, 0) == ["qkv", "indexer", "sparse@0", "o_proj", "ffn"]
+    assert order(structure, 0) == ["qkv", "indexer@0", "sparse@0", "o_proj", "ffn"]
     called, ops = names(structure)
     waits = {}
     preds = np.repeat(np.arange(len(called)), np.diff(ops.graph.succ_indptr))
     for before, after in zip(preds.tolist(), ops.graph.succ_indices.tolist(), strict=True):
         waits.setdefault(called[after], set()).add(called[before])
     assert waits["dcp_blocks"] == {"qkv", "dcp_blocks"}
-    assert waits["sparse@0"] == {"indexer", "dcp_blocks"}
+    assert waits["sparse@0"] == {"indexer@0", "dcp_blocks"}
     decode = build(deploy(model=SMALL, tp=4, dcp=4, phase="decode"), 4096)
     assert order(decode, 0) == ["qkv", "shard@3", "merge", "o_proj", "ffn"]
     mixed = build(deploy(model=MIXED, tp=4, dcp=4), 4096)
-    assert names(mixed)[0].count("indexer") == 2 * 4
+    assert names(mixed)[0].count("indexer@0") == 2 * 4
 
 
 def test_a_shard_attends_its_share_of_the_choice():
@@ -114,10 +114,8 @@ def test_runs_are_whole_blocks():
 REFUSED = {
     "tokens": ({"interleave": 1}, "sparse attention shares a cache by whole blocks"),
     "half": ({"dcp": 4}, "dcp = 4 of sparse attention must be tp = 8"),
-    "pcp": ({"pcp": 2}, "sparse attention is modelled with pcp = 1"),
-    "orthogonal": ({"cp_semantics": "orthogonal"}, "multiplicative semantics only"),
     "packed": ({"phase": "decode", "decode_form": "dcp_a2a"}, "of sparse attention is not deployed"),
-    "ring": ({"prefill_form": "pass_kv"}, "of sparse attention with dcp is not deployed"),
+    "ring": ({"prefill_form": "pass_kv"}, "of sparse attention with pcp or dcp is not deployed"),
 }
 
 

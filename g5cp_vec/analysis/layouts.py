@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from g5cp_vec.config.context import kv_shards, legal_layouts
+from g5cp_vec.config.context import kv_shards, legal_layouts, mixers_of
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.model import Model
 from g5cp_vec.mapping.ranks import expert_groups, groups_along, rank_chips
@@ -72,6 +72,5 @@ def _chips(dep: Deployment) -> NDArray[np.int32]:
 
 def legal_rows(model: Model, n_chips: int, semantics: str) -> list[tuple[int, int, int, int]]:
     """Return every legal (tp, pcp, dcp) of a model on so many chips, and the shards of its cache."""
-    attentions = tuple(dict.fromkeys(kind.softmax for kind in model.kinds[0] if kind.softmax is not None))
-    layouts = legal_layouts(attentions, n_chips, semantics)
+    layouts = legal_layouts(mixers_of(model), n_chips, semantics)
     return [(tp, pcp, dcp, kv_shards(pcp, dcp, semantics)) for tp, pcp, dcp in layouts]

@@ -9,6 +9,7 @@ import numpy as np
 
 from g5cp_vec.audit.messages import Ints, Tokens, Traffic, around, between, everyone, owners, size_bytes, up
 from g5cp_vec.audit.sharded import attention_flops, is_sharded
+from g5cp_vec.audit.sharded_sparse import attended_pairs_twice, scored_pairs_twice
 from g5cp_vec.config.attention import Attention, Indexer, Linear
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.layers import LayerKind
@@ -24,7 +25,10 @@ def promised_mixer_flops(dep: Deployment, tokens: Tokens, kind: LayerKind) -> di
         return {}
     a = kind.attention
     flops = _gqa_projections(dep, tokens, a) if a.kind == "gqa" else _latent_projections(dep, tokens, a)
-    if is_sharded(dep) and (dep.phase == "decode" or a.indexer is None):
+    if is_sharded(dep) and a.indexer is not None:
+        twice = attended_pairs_twice(dep, tokens, a, _seen_twice(dep, tokens, a))
+        flops["attention"] = dep.dp * tokens.batch * a.n_heads * sum(_widths(dep, a)) * twice
+    elif is_sharded(dep):
         flops |= attention_flops(dep, tokens, a)
     else:
         # In decode every owner's sequences, those that pad its share too; in prefill the batch, split as it may be.
@@ -117,6 +121,9 @@ def _indexer_flops(dep: Deployment, tokens: Tokens, a: Attention, indexer: Index
     projected = a.q_lora_rank * width + hidden * indexer.head_dim + hidden * indexer.n_heads
     # A product of head_dim elements and a weight, per head and pair.
     per_pair = indexer.n_heads * (indexer.head_dim + 1)
+    if is_sharded(dep):
+        scored = dep.dp * tokens.batch * scored_pairs_twice(dep, tokens) * per_pair
+        return dep.tp * 2 * _computed(dep, tokens) * projected + scored
     pairs_twice = 2 * tokens.context if dep.phase == "decode" else tokens.new * (2 * tokens.cached + tokens.new)
     scored = dep.dp * tokens.batch * pairs_twice * per_pair
     return dep.tp * (2 * _computed(dep, tokens) * projected + scored)

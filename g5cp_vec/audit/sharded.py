@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from g5cp_vec.audit.messages import Ints, Tokens, Traffic, around, everyone, halves, size_bytes, up
+from g5cp_vec.audit.sharded_sparse import sparse_decode, sparse_prefill
 from g5cp_vec.config.attention import Attention
 from g5cp_vec.config.deployment import Deployment
 
@@ -26,11 +27,6 @@ def is_sharded(dep: Deployment) -> bool:
 def attention_flops(dep: Deployment, tokens: Tokens, a: Attention) -> dict[str, int]:
     """Return the FLOPs of attention and up-projection of one layer, of the whole deployment."""
     sequences = dep.dp * tokens.batch
-    if dep.phase == "decode" and a.indexer is not None:
-        # The chosen ones lie on the shards as the context does; a rank rounds up.
-        chosen = min(tokens.context, a.indexer.top_k)
-        seen = sum(up(held * chosen, tokens.context) for held in _held_blockwise(dep, tokens.context))
-        return {"attention": 2 * sequences * a.n_heads * sum(_widths(dep, a)) * seen}
     if dep.phase == "decode":
         # Where pcp ranks have the whole cache, each of them attends all of it.
         copies = dep.pcp if dep.cp_semantics == "orthogonal" and dep.dcp == 1 else 1
@@ -42,14 +38,6 @@ def attention_flops(dep: Deployment, tokens: Tokens, a: Attention) -> dict[str, 
         up_projected = 2 * a.kv_lora_rank * a.n_heads * (a.qk_nope_head_dim + a.v_head_dim)
         flops["kv_up"] = sequences * _rows_projected_up(dep, tokens) * up_projected
     return flops
-
-
-def _held_blockwise(dep: Deployment, context: int) -> list[int]:
-    """Tokens on every shard where blocks are dealt out whole."""
-    block = dep.block_size or 1
-    starts = range(0, context, block)
-    lengths = [min(block, context - start) for start in starts]
-    return [sum(lengths[shard :: dep.dcp]) for shard in range(dep.dcp)]
 
 
 def _rows_projected_up(dep: Deployment, tokens: Tokens) -> int:
@@ -70,7 +58,7 @@ def _widths(dep: Deployment, a: Attention) -> tuple[int, int]:
     return a.qk_nope_head_dim + a.qk_rope_head_dim, a.v_head_dim
 
 
-class _Collectives:
+class Collectives:
     """Traffic of collectives over groups of chips, shape (n_groups, size)."""
 
     def __init__(self, dep: Deployment) -> None:
@@ -78,6 +66,7 @@ class _Collectives:
         self.traffic: list[Traffic] = []
 
     def gather(self, groups: Ints, contributed: int) -> None:
+        """All-gather what every member contributes."""
         size = groups.shape[1]
         if self.dep.collective == "direct":
             self.traffic.append(everyone(groups, contributed))
@@ -85,12 +74,15 @@ class _Collectives:
             self.traffic.append(around(groups, (size - 1) * contributed))
 
     def scatter(self, groups: Ints, chunk: int) -> None:
+        """Reduce-scatter, a chunk for every member."""
         self.gather(groups, chunk)
 
     def reduce(self, groups: Ints, chunk: int) -> None:
+        """All-reduce, every member owning a chunk."""
         self.traffic.append(halves(self.dep, groups, chunk))
 
     def exchange(self, groups: Ints, for_each: int) -> None:
+        """All-to-all, so much from each to each."""
         self.traffic.append(everyone(groups, for_each))
 
 
@@ -111,7 +103,7 @@ def _groups(chips: Ints, which: str, size: int) -> Ints:
 
 def sharded_traffic(dep: Deployment, tokens: Tokens, a: Attention, chips: Ints) -> list[Traffic]:
     """Return the traffic of one layer's attention; ``chips`` of its stage, shape (dp, P, tp)."""
-    c = _Collectives(dep)
+    c = Collectives(dep)
     spans_pcp = dep.cp_semantics == "orthogonal" and dep.pcp > 1 and dep.dcp > 1
     which = "tp" if not spans_pcp else "pcp" if dep.dcp == dep.pcp else "all"
     dcp, pcp = _groups(chips, which, dep.dcp), _groups(chips, "pcp", chips.shape[1])
@@ -124,17 +116,15 @@ def sharded_traffic(dep: Deployment, tokens: Tokens, a: Attention, chips: Ints) 
     return [t for t in c.traffic if len(t.src)]
 
 
-def _decode(dep: Deployment, tokens: Tokens, a: Attention, c: _Collectives, dcp: Ints, pcp: Ints, query: Ints) -> None:
+def _decode(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives, dcp: Ints, pcp: Ints, query: Ints) -> None:
     q_width, out_width = _widths(dep, a)
     heads = tokens.batch * a.n_heads // dep.tp
+    if a.indexer is not None and not sparse_decode(dep, tokens, a, c, dcp, pcp):
+        return
     if dep.cp_semantics == "orthogonal" and dep.dcp == 1:
         return
     c.gather(query, size_bytes(heads * q_width, dep.activation_dtype))
     met = heads * query.shape[1]
-    if a.indexer is not None:
-        c.exchange(dcp, size_bytes(heads * out_width, dep.activation_dtype))
-        c.exchange(dcp, FP32 * heads)
-        return
     if dep.decode_form == "dcp_ag_rs":
         c.gather(dcp, FP32 * met)
         merged = size_bytes(met * out_width, dep.activation_dtype)
@@ -153,15 +143,13 @@ def _decode(dep: Deployment, tokens: Tokens, a: Attention, c: _Collectives, dcp:
     c.gather(pcp, partial(met))
 
 
-def _prefill(dep: Deployment, tokens: Tokens, a: Attention, c: _Collectives, dcp: Ints, pcp: Ints, query: Ints) -> None:
+def _prefill(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives, dcp: Ints, pcp: Ints, query: Ints) -> None:
+    if a.indexer is not None:
+        sparse_prefill(dep, tokens, a, c, dcp, pcp)
+        return
     keys, values = a.kv_lora_rank, a.qk_rope_head_dim
     if a.kind == "gqa":
         keys = values = max(1, a.n_kv_heads // dep.tp) * a.head_dim
-    if a.indexer is not None:
-        assert dep.block_size is not None
-        blocks = tokens.batch * up(tokens.context, dep.block_size * dep.dcp)
-        c.gather(dcp, size_bytes(blocks * dep.block_size * (keys + values), dep.kv_dtype))
-        return
     own, queries = tokens.per_rank, dep.prefill_form == "allgather_q"
     if dep.cp > 1 and not queries:
         # A share of the context goes with the new tokens.

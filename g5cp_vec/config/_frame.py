@@ -17,9 +17,9 @@ from g5cp_vec.config.context import (
     ALLGATHER_Q,
     BLOCK_SIZE,
     SEMANTICS,
-    has_sparse,
     prefers_gathered_queries,
 )
+from g5cp_vec.config.context_kinds import has_sparse, is_sparse_only
 
 if TYPE_CHECKING:
     from g5cp_vec.config.grid import Grid
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _SOURCES = {
     "dp": ("n_chips", "tp", "pp", "cp", "pcp"),
     "cp_semantics": ("pcp", "dcp"),
-    "interleave": ("pcp", "dcp", "model", "block_size"),
+    "interleave": ("pcp", "dcp", "model", "block_size", "cp_semantics"),
     "block_size": ("pcp", "dcp"),
-    "prefill_form": ("pcp", "dcp", "model"),
+    "prefill_form": ("pcp", "dcp", "model", "cp_semantics"),
     "decode_form": ("pcp", "dcp", "cp_semantics"),
     "runtime": ("topology", "chip"),
     "dtype": ("model",),
@@ -99,14 +99,17 @@ def written_frame(
 def _with_context(grid: Grid, frame: pl.DataFrame) -> pl.DataFrame:
     """Fill in what says how a context is split, as `g5cp_vec.config.context` does for one point; null without split."""
     shared = pl.col("pcp") * pl.col("dcp") > 1
+    is_multiplicative = pl.col("cp_semantics").fill_null(SEMANTICS[0]) == SEMANTICS[0]
     # The forms first: their defaults depend on the semantics.
     if "prefill_form" in frame.columns:
         gathering = [text for text in grid.values("model") if prefers_gathered_queries(grid.objects["model", text])]
-        with_dcp = pl.when(pl.col("model").is_in(gathering)).then(pl.lit(ALLGATHER_Q)).otherwise(pl.lit(ALLGATHER_KV))
+        choosing = [text for text in grid.values("model") if is_sparse_only(grid.objects["model", text])]
+        sends_queries = pl.col("model").is_in(gathering) | pl.col("model").is_in(choosing) & ~is_multiplicative
+        with_dcp = pl.when(sends_queries).then(pl.lit(ALLGATHER_Q)).otherwise(pl.lit(ALLGATHER_KV))
         default = pl.when(pl.col("pcp") > 1).then(pl.lit(ALLGATHER_KV)).when(pl.col("dcp") > 1).then(with_dcp)
         frame = frame.with_columns(prefill_form=pl.coalesce("prefill_form", default.otherwise(pl.lit(PREFILL_FORM))))
     if "decode_form" in frame.columns:
-        sharded = pl.when(pl.col("cp_semantics") == SEMANTICS[0]).then(pl.lit(A2A_FP32)).otherwise(pl.lit(AG_RS))
+        sharded = pl.when(is_multiplicative).then(pl.lit(A2A_FP32)).otherwise(pl.lit(AG_RS))
         by_degrees = pl.when(shared).then(sharded).otherwise(pl.lit(DECODE_FORM))
         frame = frame.with_columns(decode_form=pl.coalesce("decode_form", by_degrees))
     defaults: dict[str, pl.Expr] = {
@@ -116,7 +119,7 @@ def _with_context(grid: Grid, frame: pl.DataFrame) -> pl.DataFrame:
     }
     if "interleave" in frame.columns:
         sparse = [text for text in grid.values("model") if has_sparse(grid.objects["model", text])]
-        by_blocks = pl.col("model").is_in(sparse) & (pl.col("dcp") > 1)
+        by_blocks = pl.col("model").is_in(sparse) & is_multiplicative
         blocks = pl.coalesce("block_size", defaults["block_size"])
         defaults["interleave"] = pl.when(by_blocks).then(blocks).otherwise(defaults["interleave"])
     for key, otherwise in defaults.items():

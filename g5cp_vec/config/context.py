@@ -23,11 +23,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from g5cp_vec.config.attention import Attention
+from g5cp_vec.config.attention import Attention, Linear
+from g5cp_vec.config.context_kinds import (
+    MERGED,
+    MULTIPLICATIVE,
+    ORTHOGONAL,
+    has_sparse,
+    is_sparse_only,
+    linear_form_obstacles,
+    linear_obstacles,
+    sparse_form_obstacles,
+    sparse_obstacles,
+    sparse_way,
+)
 
 Ints = NDArray[np.int64]
 
-SEMANTICS = ("multiplicative", "orthogonal")
+SEMANTICS = (MULTIPLICATIVE, ORTHOGONAL)
 BLOCK_SIZE = 128
 PASS_KV, ALLGATHER_KV, ALLGATHER_Q = "pass_kv", "allgather_kv", "allgather_q"
 AG_RS, A2A, A2A_FP32 = "dcp_ag_rs", "dcp_a2a", "dcp_a2a_fp32"
@@ -71,16 +83,11 @@ def attention_obstacles(a: Attention, tp: int, pcp: int, dcp: int, semantics: st
     if pcp * dcp == 1:
         return
     if a.span in ("window", "chunk"):
+        # Whole caches beside sharded ones are under way in vLLM (pull request 47541); see `context_kinds`.
         yield f"pcp = {pcp}, dcp = {dcp}: attention with a {a.span} is not deployed so, use pcp = dcp = 1 (or cp)"
         return
     if a.span == "sparse":
-        # The indexer is replicated over the tp group, all of which shares the cache.
-        if pcp > 1 or semantics != SEMANTICS[0]:
-            where = f"pcp = {pcp}" if pcp > 1 else f'cp_semantics = "{semantics}"'
-            yield f"{where}: sparse attention is modelled with pcp = 1 and multiplicative semantics only"
-        elif dcp != tp:
-            yield f"dcp = {dcp} of sparse attention must be tp = {tp} (or 1): its indexer is replicated over the group"
-        return
+        yield from sparse_obstacles(tp, pcp, dcp, semantics)
     if dcp == 1:
         return
     if dcp_group(tp, pcp, dcp, semantics) != "tp":
@@ -105,14 +112,31 @@ def attention_obstacles(a: Attention, tp: int, pcp: int, dcp: int, semantics: st
         yield f"dcp = {dcp} does not divide the tp/kv = {tp}//{a.n_kv_heads} = {tp // a.n_kv_heads} copies of {heads}"
 
 
-def _fits_heads(a: Attention, tp: int) -> bool:
-    if a.n_heads % tp:
+def _fits_heads(mixer: Attention | Linear, tp: int) -> bool:
+    if mixer.n_heads % tp:
         return False
-    return a.kind == "mla" or a.n_kv_heads % tp == 0 or tp % a.n_kv_heads == 0
+    if isinstance(mixer, Linear):
+        return mixer.n_key_heads % tp == 0
+    return mixer.kind == "mla" or mixer.n_kv_heads % tp == 0 or tp % mixer.n_kv_heads == 0
+
+
+def _obstacles_of(mixers: Sequence[Attention | Linear], tp: int, pcp: int, dcp: int, semantics: str) -> Iterator[str]:
+    """Yield why a model with these mixers cannot be laid out so."""
+    yield from linear_obstacles(mixers, pcp, semantics)
+    for mixer in mixers:
+        if isinstance(mixer, Attention):
+            yield from attention_obstacles(mixer, tp, pcp, dcp, semantics)
+
+
+def mixers_of(model: Any) -> tuple[Attention | Linear, ...]:
+    """Return what mixes tokens in the layers of a model, each kind once."""
+    return tuple(dict.fromkeys(kind.attention for kind in model.kinds[0] if kind.attention is not None))
 
 
 @lru_cache(maxsize=256)
-def legal_layouts(attentions: tuple[Attention, ...], n_chips: int, semantics: str) -> tuple[tuple[int, int, int], ...]:
+def legal_layouts(
+    mixers: tuple[Attention | Linear, ...], n_chips: int, semantics: str
+) -> tuple[tuple[int, int, int], ...]:
     """Return every legal (tp, pcp, dcp) on so many chips, ascending; what is left of them is dp.
 
     Data parallelism does not go with pcp, so ``tp * pcp = n_chips`` where pcp > 1. Only the heads decide here; what
@@ -120,23 +144,23 @@ def legal_layouts(attentions: tuple[Attention, ...], n_chips: int, semantics: st
     """
     found = []
     for tp in (n for n in range(1, n_chips + 1) if n_chips % n == 0):
-        if not all(_fits_heads(a, tp) for a in attentions):
+        if not all(_fits_heads(mixer, tp) for mixer in mixers):
             continue
         for pcp in dict.fromkeys((1, n_chips // tp)):
             for dcp in (n for n in range(1, tp * pcp + 1) if (tp * pcp) % n == 0):
-                if not any(reason for a in attentions for reason in attention_obstacles(a, tp, pcp, dcp, semantics)):
+                if not any(_obstacles_of(mixers, tp, pcp, dcp, semantics)):
                     found.append((tp, pcp, dcp))
     return tuple(found)
 
 
-def _nearest(attentions: Sequence[Attention], n_chips: int, tp: int, pcp: int, dcp: int, semantics: str) -> str:
+def _nearest(mixers: tuple[Attention | Linear, ...], n_chips: int, tp: int, pcp: int, dcp: int, semantics: str) -> str:
     """Name the legal layouts that differ least, in factors of their degrees; most context parallelism first."""
 
     def distance(layout: tuple[int, int, int]) -> tuple[float, int]:
         apart = sum(abs(math.log2(a / b)) for a, b in zip(layout, (tp, pcp, dcp), strict=True))
         return apart, -layout[1] * layout[2]
 
-    found = sorted(legal_layouts(tuple(attentions), n_chips, semantics), key=distance)[:_N_NEAREST]
+    found = sorted(legal_layouts(mixers, n_chips, semantics), key=distance)[:_N_NEAREST]
     if not found:
         return "no (tp, pcp, dcp) is legal on so many chips"
     return "nearest legal (tp, pcp, dcp): " + ", ".join(map(str, found))
@@ -160,19 +184,14 @@ def context_obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
     semantics = chosen["cp_semantics"]
     if pcp > 1 and pp > 1 and semantics == "orthogonal":
         yield f"pp = {pp} with pcp = {pcp} is not deployed with orthogonal semantics: use pp = 1"
-    if dcp > 1 and has_sparse(chosen["model"]) and chosen["interleave"] != chosen["block_size"]:
+    if semantics == MULTIPLICATIVE and has_sparse(chosen["model"]) and chosen["interleave"] != chosen["block_size"]:
         written = f"interleave = {chosen['interleave']}, block_size = {chosen['block_size']}"
         yield f"{written}: sparse attention shares a cache by whole blocks, leave interleave out or make it as long"
     if chosen["block_size"] % chosen["interleave"]:
         yield f"interleave = {chosen['interleave']} does not divide block_size = {chosen['block_size']}"
-    kinds = chosen["model"].kinds[0]
-    if any(kind.linear is not None for kind in kinds):
-        yield f"linear attention under {degrees} is not modelled, a state would have to travel: use pcp = dcp = 1"
-        return
-    attentions = list(dict.fromkeys(kind.softmax for kind in kinds if kind.softmax is not None))
-    for a in attentions:
-        for reason in attention_obstacles(a, tp, pcp, dcp, semantics):
-            yield f"{reason}; {_nearest(attentions, n_chips // pp, tp, pcp, dcp, semantics)}"
+    mixers = mixers_of(chosen["model"])
+    for reason in _obstacles_of(mixers, tp, pcp, dcp, semantics):
+        yield f"{reason}; {_nearest(mixers, n_chips // pp, tp, pcp, dcp, semantics)}"
 
 
 def _form_obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
@@ -183,15 +202,12 @@ def _form_obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
     if cp > 1 and prefill in (ALLGATHER_KV, ALLGATHER_Q) and any(a.span != "full" for a in softmax):
         yield f'prefill_form = "{prefill}" of a cp group is built for full attention: use prefill_form = "pass_kv"'
     if cp * pcp * dcp > 1 and prefill == ALLGATHER_Q:
-        if any(a.kind == "mla" for a in softmax):
+        if any(a.kind == "mla" for a in softmax) and not _gathers_sparse_queries(chosen):
             yield 'prefill_form = "allgather_q" is deployed for grouped-query attention: use "allgather_kv"'
         if pcp > 1 and semantics == "orthogonal":
             yield 'prefill_form = "allgather_q" with pcp > 1 needs multiplicative semantics: use "allgather_kv"'
-    if dcp > 1 and has_sparse(chosen["model"]):
-        if decode in (AG_RS, A2A):
-            yield f'decode_form = "{decode}" of sparse attention is not deployed: use "{A2A_FP32}"'
-        if prefill == PASS_KV:
-            yield f'prefill_form = "{prefill}" of sparse attention with dcp is not deployed: use "{ALLGATHER_KV}"'
+    yield from sparse_form_obstacles(chosen)
+    yield from linear_form_obstacles(chosen)
     if decode in DCP_FORMS and cp > 1:
         yield f'decode_form = "{decode}" acts on pcp and dcp, got cp = {cp}: use cp = 1, or decode_form = "pass_q"'
     if decode is None or pcp * dcp == 1:
@@ -248,13 +264,21 @@ def refused_loads(
 def default_prefill_form(chosen: Mapping[str, Any]) -> str:
     """Return the form of a point that names none: with pcp keys and values are gathered; see the module on dcp.
 
-    With dcp alone, cached context is met as deployed: grouped queries go to it, latents come.
+    With dcp alone, cached context is met as deployed: grouped queries go to it, latents come. Queries of sparse
+    attention go where the chosen tokens are, with orthogonal semantics.
     """
     if chosen["pcp"] > 1:
         return ALLGATHER_KV
     if chosen["dcp"] > 1:
-        return ALLGATHER_Q if prefers_gathered_queries(chosen["model"]) else ALLGATHER_KV
+        goes = prefers_gathered_queries(chosen["model"]) or _gathers_sparse_queries(chosen)
+        return ALLGATHER_Q if goes else ALLGATHER_KV
     return PASS_KV
+
+
+def _gathers_sparse_queries(chosen: Mapping[str, Any]) -> bool:
+    """Whether the queries of a prefill go to the tokens that they choose."""
+    way = sparse_way(chosen["cp_semantics"], chosen["pcp"], chosen["dcp"], "prefill")
+    return way == MERGED and is_sparse_only(chosen["model"])
 
 
 def prefers_gathered_queries(model: Any) -> bool:
@@ -262,19 +286,14 @@ def prefers_gathered_queries(model: Any) -> bool:
     return all(kind.softmax.kind == "gqa" for kind in model.kinds[0] if kind.softmax is not None)
 
 
-def has_sparse(model: Any) -> bool:
-    """Whether some layer chooses the tokens that it attends."""
-    return any(kind.softmax is not None and kind.softmax.span == "sparse" for kind in model.kinds[0])
-
-
 def gathers_segments(model: Any) -> bool:
     """Whether some layer attends all of a cached context."""
     return any(kind.softmax is not None and kind.softmax.span == "full" for kind in model.kinds[0])
 
 
-def default_interleave(model: Any, dcp: int, block_size: int) -> int:
-    """Return the run length of a point that names none: a token, or a block where attention is sparse."""
-    return block_size if dcp > 1 and has_sparse(model) else 1
+def default_interleave(chosen: Mapping[str, Any], block_size: int) -> int:
+    """Return the run length of a point that names none: a token, or a block (vllm-ascend) where attention is sparse."""
+    return block_size if chosen["cp_semantics"] == MULTIPLICATIVE and has_sparse(chosen["model"]) else 1
 
 
 def default_decode_form(chosen: Mapping[str, Any], otherwise: str) -> str:

@@ -227,7 +227,7 @@ def _sharding(chosen: Mapping[str, Any]) -> dict[str, Any]:
     if chosen["pcp"] * chosen["dcp"] == 1:
         return {"cp_semantics": None, "interleave": None, "block_size": None}
     block_size = chosen["block_size"] or BLOCK_SIZE
-    interleave = chosen["interleave"] or default_interleave(chosen["model"], chosen["dcp"], block_size)
+    interleave = chosen["interleave"] or default_interleave(chosen, block_size)
     return {"interleave": interleave, "block_size": block_size}
 
 

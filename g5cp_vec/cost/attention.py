@@ -4,22 +4,23 @@ Attention of T new tokens over P cached ones: b n_h (d_qk + d_v) FLOPs for each 
 other (`g5cp_vec.mapping.spans`; T^2 + 2 T P of them for full attention), each operand through memory once
 (FlashAttention, arXiv:2205.14135, with tiles large enough that K/V re-reads stay on chip).
 
-Latent attention up-projects keys and values in prefill; in decode, and wherever it is sparse, queries are absorbed and
-latents attended. Sparse attention (DeepSeek-V3.2) scores every pair with its indexer, 2 (d_i + 1) FLOPs a head, writes
-and reads the scores in fp32 and the choice as 32-bit numbers, and gathers the chosen latents anew for every query.
+Latent attention up-projects keys and values in prefill; in decode, and wherever it is sparse (`g5cp_vec.cost.sparse`),
+queries are absorbed and latents attended.
 """
 
 from __future__ import annotations
 
-from g5cp_vec.config.attention import Attention, Indexer
+from g5cp_vec.config.attention import Attention
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.cost.parts import AttentionShape, OpParts, Part
 from g5cp_vec.cost.products import gemm, memory, touch
 from g5cp_vec.cost.sharded import sharded_parts
-from g5cp_vec.mapping.load import Count, Load, ceil_div, least, most, wide
-from g5cp_vec.mapping.sharding import context_tokens, is_sharded_form
+from g5cp_vec.cost.sharded_sparse import sparse_parts
+from g5cp_vec.cost.sparse import CHOICE_BYTES, all_pairs, chosen_core, indexer_projections, rows_read, scoring
+from g5cp_vec.mapping.load import Count, Load, ceil_div, least, wide
+from g5cp_vec.mapping.sharding import is_sharded_form
 from g5cp_vec.mapping.spans import (
     doubled_pairs,
     first_key,
@@ -31,10 +32,6 @@ from g5cp_vec.mapping.spans import (
     received_tokens,
     visible_tokens,
 )
-
-# Bytes of one score, and of one chosen position.
-SCORE_BYTES = 4
-CHOICE_BYTES = 4
 
 
 def is_absorbed(dep: Deployment, a: Attention) -> bool:
@@ -93,7 +90,7 @@ def attention_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
         qkv.append(touch(dep, "qkv", 2 * tokens * rotated))
     qkv.append(memory(dep, "qkv", n_bytes(tokens * a.kv_elements(tp), dep.kv_dtype)))
     if a.scores is not None:
-        qkv += _indexer_projections(dep, load, a, a.scores)
+        qkv += indexer_projections(dep, load, a, a.scores)
     o_proj = gemm(dep, "o_proj", tokens, heads * a.d_v, hidden, dep.dtype)
     if a.output_gate:
         o_proj.insert(0, touch(dep, "o_proj", 3 * tokens * heads * a.d_v))
@@ -104,7 +101,7 @@ def attention_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     parts: OpParts = {"qkv": qkv, "o_proj": o_proj}
     if is_sharded_form(dep):
         if a.span == "sparse":
-            return _with_shared_choice(dep, load, kind, a, parts)
+            return sparse_parts(dep, load, kind, a, parts)
         return parts | sharded_parts(dep, load, kind, a)
     if dep.phase == "decode":
         return _with_decode(dep, load, kind, a, parts)
@@ -143,19 +140,6 @@ def _kv_up(dep: Deployment, rows: Count, a: Attention) -> list[Part]:
 def _per_head(dep: Deployment, flop_class: str, tokens: Count, heads: int, k: int, n: int) -> list[Part]:
     """One small GEMM per head (the absorbed halves of kv_b_proj)."""
     return gemm(dep, flop_class, tokens * heads, k, n, dep.dtype, heads)
-
-
-def _indexer_projections(dep: Deployment, load: Load, a: Attention, indexer: Indexer) -> list[Part]:
-    """All heads on each rank: queries from the latent of queries, a key and a weight a head from the hidden state."""
-    tokens, hidden, width = load.rank_tokens, dep.model.hidden, indexer.n_heads * indexer.head_dim
-    assert a.q_lora_rank is not None
-    return [
-        *gemm(dep, "indexer", tokens, a.q_lora_rank, width, dep.dtype, shares_input=True),
-        *gemm(dep, "indexer", tokens, hidden, indexer.head_dim, dep.dtype, shares_input=True),
-        *gemm(dep, "indexer", tokens, hidden, indexer.n_heads, dep.activation_dtype),
-        touch(dep, "indexer", 2 * tokens * (width + indexer.head_dim)),  # norm, rotation
-        memory(dep, "indexer", tokens * indexer.key_bytes),  # into the cache
-    ]
 
 
 def _core(
@@ -207,9 +191,9 @@ def _prefill_attention(dep: Deployment, load: Load, kind: LayerKind, a: Attentio
     cp = dep.sequence_ranks
     doubled = doubled_pairs(a, load.cached, load.context)
     if cp == 1 and a.span == "sparse":
-        core = _sparse_core(dep, load, kind, a, doubled, _rows_read(a, load.cached, load.context))
+        core = _sparse_core(dep, load, a, doubled, rows_read(a, load.cached, load.context))
         if a.scores is not None:
-            return {"attention": [*_scoring(dep, load, a.scores, _all_pairs(load), load.new, load.context), core]}
+            return {"attention": [*scoring(dep, load, a.scores, all_pairs(load), load.new, load.context), core]}
         return {"attention": [core]}
     seen = (load.context - first_key(a, load, 1, 0)) if cp == 1 else load.context // cp
     core = _core(
@@ -256,72 +240,22 @@ def _gathered_attention(dep: Deployment, load: Load, kind: LayerKind, a: Attenti
     q_tokens = load.new // dep.cp
     if a.scores is not None:
         # Head and tail chunks see equally much on every rank.
-        doubled = _all_pairs(load) // dep.cp
-        parts["indexer"] = _scoring(dep, load, a.scores, doubled, q_tokens, load.context)
+        doubled = all_pairs(load) // dep.cp
+        parts["indexer"] = scoring(dep, load, a.scores, doubled, q_tokens, load.context)
     length = load.new // (2 * dep.cp)
     for rank in range(dep.cp):
         starts = [load.cached + chunk * length for chunk in (rank, 2 * dep.cp - 1 - rank)]
-        rows = sum(_rows_read(a, start, start + length) for start in starts)
-        parts[f"sparse@{rank}"] = [_sparse_core(dep, load, kind, a, rank_pairs(a, load, dep.cp, rank), rows)]
+        rows = sum(rows_read(a, start, start + length) for start in starts)
+        parts[f"sparse@{rank}"] = [_sparse_core(dep, load, a, rank_pairs(a, load, dep.cp, rank), rows)]
     return parts
 
 
-def _all_pairs(load: Load) -> Count:
-    """Doubled pairs of causal attention without any limit."""
-    new = wide(load.new)
-    return new * (2 * wide(load.cached) + new)
-
-
-def _rows_read(a: Attention, first: Count, last: Count) -> Count:
-    """Tokens that the queries at positions [first, last) attend, each query's counted anew: min(a + 1, k)."""
+def _sparse_core(dep: Deployment, load: Load, a: Attention, doubled: Count, rows: Count) -> Part:
     assert a.indexer is not None
-    k = a.indexer.top_k
-    n_short = least(most(k - first, 0), last - first)
-    return n_short * (2 * first + n_short + 1) // 2 + (last - first - n_short) * k
-
-
-def _sparse_core(dep: Deployment, load: Load, kind: LayerKind, a: Attention, doubled: Count, rows: Count) -> Part:
-    assert a.indexer is not None
-    q_tokens = load.new // dep.cp
-    key_bytes = n_bytes(load.batch * rows * a.kv_elements(dep.tp), dep.kv_dtype)
-    chosen = load.batch * q_tokens * a.indexer.top_k * CHOICE_BYTES
-    return _core(
-        dep, load, kind, a,
-        doubled=doubled,
-        q_tokens=q_tokens,
-        kv_tokens=least(load.context, a.indexer.top_k),
-        key_bytes=key_bytes + chosen,
-    )  # fmt: skip
-
-
-def _scoring(
-    dep: Deployment, load: Load, indexer: Indexer, doubled: Count, q_tokens: Count, kv_tokens: Count
-) -> list[Part]:
-    """Scores of ``doubled`` pairs a sequence, and the choice of the highest."""
-    width = indexer.n_heads * indexer.head_dim
-    queries = n_bytes(load.batch * q_tokens * width, indexer.dtype)
-    # Every pair's score once out, and in again for the choice.
-    scores = load.batch * doubled * (SCORE_BYTES // 2)
-    shape = AttentionShape(
-        phase=dep.phase,
-        batch=load.batch,
-        q_tokens=q_tokens,
-        kv_tokens=kv_tokens,
-        pairs=doubled / 2,
-        heads=indexer.n_heads,
-        kv_heads=1,
-        d_qk=indexer.head_dim,
-        d_v=0,
-        latent=False,
-        kv_dtype=indexer.dtype,
+    heads, kv_tokens = a.n_heads // dep.tp, least(load.context, a.indexer.top_k)
+    return chosen_core(
+        dep, load, a, heads=heads, doubled=doubled, rows=rows, q_tokens=load.new // dep.cp, kv_tokens=kv_tokens
     )
-    flops = load.batch * indexer.n_heads * (indexer.head_dim + 1) * doubled
-    moved = queries + load.batch * kv_tokens * indexer.key_bytes + scores
-    chosen = load.batch * q_tokens * indexer.top_k * CHOICE_BYTES
-    return [
-        Part("indexer", "attention", flops, moved, indexer.dtype, shape),
-        memory(dep, "indexer", scores + chosen),
-    ]
 
 
 def _with_decode(dep: Deployment, load: Load, kind: LayerKind, a: Attention, parts: OpParts) -> OpParts:
@@ -335,16 +269,16 @@ def _with_decode(dep: Deployment, load: Load, kind: LayerKind, a: Attention, par
         cache = cache + load.batch * tokens * CHOICE_BYTES
     core = _core(dep, load, kind, a, doubled=2 * wide(tokens), q_tokens=1, kv_tokens=tokens, key_bytes=cache)
     context = load.cached_unpadded
-    scoring = _scoring(dep, load, a.scores, 2 * wide(context), 1, context) if a.scores is not None else []
+    scores = scoring(dep, load, a.scores, 2 * wide(context), 1, context) if a.scores is not None else []
     if cp == 1:
-        return parts | {"attention": [*scoring, core]}
+        return parts | {"attention": [*scores, core]}
     # The owner scores: it keeps all keys of the indexer, and sends the choice along with the query.
     heads, d_v = a.n_heads // dep.tp, absorbed_dims(kind)[1]
     # The merge reads cp partial outputs with two scalars per head and writes one output.
     merged = load.batch * heads * (cp * (d_v + 2) + d_v)
     return {
         **parts,
-        "qkv": parts["qkv"] + scoring,
+        "qkv": parts["qkv"] + scores,
         "partial": [core],
         "merge": [touch(dep, "merge", merged)],
     }
@@ -364,19 +298,3 @@ def _ring_decode(dep: Deployment, load: Load, kind: LayerKind, a: Attention, tok
     # cp returned outputs, each with a log-sum-exp in fp32, become one.
     merged = n_bytes(sequences * heads * (dep.cp + 1) * d_v, dep.activation_dtype) + 4 * dep.cp * sequences * heads
     return {"ring_partial": [core], "ring_merge": [memory(dep, "merge", merged)]}
-
-
-def _with_shared_choice(dep: Deployment, load: Load, kind: LayerKind, a: Attention, parts: OpParts) -> OpParts:
-    """Price sparse attention whose cache a tp group shares: every rank has, and scores, all keys of the indexer."""
-    assert a.indexer is not None
-    if dep.phase == "prefill":
-        doubled = doubled_pairs(a, load.cached, load.context)
-        parts["sparse@0"] = [_sparse_core(dep, load, kind, a, doubled, _rows_read(a, load.cached, load.context))]
-        if a.scores is not None:
-            parts["indexer"] = _scoring(dep, load, a.scores, _all_pairs(load), load.new, load.context)
-        return parts
-    context = context_tokens(load)
-    if a.scores is not None:
-        parts["qkv"] = parts["qkv"] + _scoring(dep, load, a.scores, 2 * wide(context), 1, context)
-    parts |= sharded_parts(dep, load, kind, a)
-    return parts

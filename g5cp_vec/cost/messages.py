@@ -11,9 +11,11 @@ from g5cp_vec.config.attention import Linear
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.layers import LayerKind
-from g5cp_vec.cost.attention import CHOICE_BYTES, absorbed_dims
+from g5cp_vec.cost.attention import absorbed_dims
 from g5cp_vec.cost.linear import summary_bytes
 from g5cp_vec.cost.sharded import SHARDED_MESSAGES, sharded_message
+from g5cp_vec.cost.sharded_sparse import SPARSE_MESSAGES, sparse_message
+from g5cp_vec.cost.sparse import CHOICE_BYTES
 from g5cp_vec.mapping.graph import MessageKey
 from g5cp_vec.mapping.load import Count, Load, ceil_div, expert_rows
 from g5cp_vec.mapping.spans import sent_tokens
@@ -66,6 +68,8 @@ def _attention_message(dep: Deployment, load: Load, kind: LayerKind, name: str) 
     name, _, pair = name.partition("@")
     if name in SHARDED_MESSAGES:
         return sharded_message(dep, load, kind, name, pair)
+    if name in SPARSE_MESSAGES:
+        return sparse_message(dep, load, kind, name)
     if name in ("cp_pass_kv", "cp_latents"):
         block = load.batch * (load.context // dep.sequence_ranks)
         return n_bytes(block * a.kv_elements(dep.tp), dep.kv_dtype)

@@ -13,7 +13,6 @@ message            bytes
 ``dcp_a2a``        a peer's heads' share of outputs and log-sum-exps, fp32 or packed
 ``pcp_partial``    all that the all-to-all made
 ``dcp_lse``        log-sum-exps of all gathered heads, fp32 (of a peer's heads, where outputs travel apart)
-``dcp_blocks``     all blocks of a shard that requests refer to
 ``dcp_out``        one chunk of the reduce-scatter or all-reduce of outputs
 ``*_segment@``     rows of a segment: a shard's (dcp), a dcp group's (pcp)
 =================  ===========================================================================================
@@ -40,7 +39,6 @@ from g5cp_vec.mapping.sharding import (
     context_on_shard,
     context_tokens,
     doubled_causal,
-    gathered_blocks,
     is_padded,
     segments,
 )
@@ -56,15 +54,15 @@ class Widths:
 
     def __init__(self, dep: Deployment, a: Attention) -> None:
         self.heads = a.n_heads // dep.tp
-        self.latent = a.kind == "mla" and dep.phase == "decode"
+        self.latent = a.kind == "mla" and (dep.phase == "decode" or a.span == "sparse")
         self.d_q, self.d_out = a.d_qk, a.d_v
         if self.latent:
             self.d_q, self.d_out = a.kv_lora_rank + a.qk_rope_head_dim, a.kv_lora_rank
         # Heads of the queries that meet on a rank.
         self.gathered_heads = self.heads * {"tp": dep.dcp, "pcp": 1, "all": dep.tp}[dep.dcp_group]
         self.cached = a.kv_elements(dep.tp)
-        # Sparse attention sends outputs and log-sum-exps apart.
-        self.apart = a.span == "sparse"
+        # Sparse attention sends outputs and log-sum-exps apart (vllm-ascend).
+        self.apart = a.span == "sparse" and is_padded(dep)
 
 
 def _partial_bytes(dep: Deployment, rows: Count, w: Widths) -> Count:
@@ -99,9 +97,6 @@ def sharded_message(dep: Deployment, load: Load, kind: LayerKind, name: str, par
         return n_bytes(rows * w.heads * w.d_q, dep.activation_dtype)
     if name == "dcp_a2a":
         return _output_bytes(dep, rows * w.heads, w) if w.apart else _partial_bytes(dep, rows * w.heads, w)
-    if name == "dcp_blocks":
-        assert dep.block_size is not None
-        return n_bytes(gathered_blocks(dep, load) * dep.block_size * w.cached, dep.kv_dtype)
     if name == "pcp_partial":
         return _partial_bytes(dep, rows * w.gathered_heads, w)
     if name == "dcp_lse":
@@ -117,7 +112,7 @@ def sharded_message(dep: Deployment, load: Load, kind: LayerKind, name: str, par
 
 SHARDED_MESSAGES = (
     "pcp_kv", "pcp_kv_rest", "pcp_q", "dcp_q", "dcp_a2a", "pcp_partial", "dcp_lse", "dcp_out", "dcp_segment",
-    "pcp_segment", "dcp_blocks",
+    "pcp_segment",
 )  # fmt: skip
 
 
@@ -195,16 +190,17 @@ def _decode_parts(dep: Deployment, load: Load, a: Attention, w: Widths) -> OpPar
     exchanged = _partial_bytes(dep, rows * w.gathered_heads, w)
     packed = shards > 1 and dep.decode_form != AG_RS and not w.apart
     packs = [memory(dep, "merge", outputs + sums + exchanged)] if packed else []
+    choice: list[Part] = []
     parts: OpParts = {}
     for shard in range(shards):
         tokens = context_on_shard(dep, load, shard)
         if a.indexer is not None:
             tokens = chosen_on_shard(dep, load, a.indexer.top_k, shard)
-            packs = [memory(dep, "attention", load.batch * tokens * CHOICE_BYTES)]
+            choice = [memory(dep, "attention", load.batch * tokens * CHOICE_BYTES)]
         core = _attend(
             dep, load, a, w, w.gathered_heads, q_rows=1, kv_tokens=tokens, doubled=2 * wide(tokens), cached=True
         )
-        parts[f"shard@{shard}"] = [core, *packs]
+        parts[f"shard@{shard}"] = [core, *choice, *packs]
     merged = shards * _partial_bytes(dep, rows * w.heads, w) + _output_bytes(dep, rows * w.heads, w)
     return parts | {
         "merge": [memory(dep, "merge", merged)],

@@ -20,6 +20,7 @@ from g5cp_vec.mapping.forms.communicators import Sharded, ShardPlan
 from g5cp_vec.mapping.forms.gathered import gathered
 from g5cp_vec.mapping.forms.halo import halo
 from g5cp_vec.mapping.forms.sharded import sharded_decode, sharded_prefill
+from g5cp_vec.mapping.forms.sparse import sparse_decode, sparse_prefill
 from g5cp_vec.mapping.forms.states import states
 from g5cp_vec.mapping.graph import BlockBuilder, CostKeys, Ids
 from g5cp_vec.mapping.ranks import expert_digits, expert_groups, from_groups, groups_along
@@ -151,6 +152,8 @@ def _add_sharded(
     assert plan.sharded is not None
     reach = Reach(*shape.reach)
     s = Sharded(b, ranks, keys, kind, plan.sharded, reach, attends=shape.attends, scores=shape.scores)
+    if shape.attends == "chosen":
+        return sparse_prefill(s, qkv) if plan.phase == "prefill" else sparse_decode(s, qkv)
     return sharded_prefill(s, qkv) if plan.phase == "prefill" else sharded_decode(s, qkv)
 
 

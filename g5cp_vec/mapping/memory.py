@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.config.attention import Attention
+from g5cp_vec.config.context_kinds import shares_indexer_keys
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import matrix_bytes, n_bytes
 from g5cp_vec.config.layers import LayerKind
@@ -247,8 +248,10 @@ def _cache_bytes(dep: Deployment, kind: LayerKind, seq_len: Count, batch: Count)
     held = n_bytes(batch * kept * a.kv_elements(dep.tp), dep.kv_dtype)
     if a.scores is None:
         return held
-    # In decode the owner of the tokens scores, and so keeps every key; as every rank does that shares a cache (dcp).
+    # In decode the owner of the tokens scores, and so keeps every key; as every rank does with a replicated indexer.
     n_keys = seq_len if dep.phase == "decode" else ceil_div(seq_len, dep.cp)
+    if dep.cp_semantics is not None and shares_indexer_keys(dep.cp_semantics, dep.pcp, dep.dcp):
+        n_keys = kept
     return held + batch * n_keys * a.scores.key_bytes
 
 

@@ -18,7 +18,8 @@ from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.mapping.load import Count, Load, ceil_div, most
-from g5cp_vec.mapping.sharding import context_tokens, gathered_blocks, is_padded, segments, workspace_tokens
+from g5cp_vec.mapping.sharding import context_tokens, is_padded, segments, workspace_tokens
+from g5cp_vec.mapping.sparse_memory import sends_decoded_queries, sparse_buffer_bytes
 
 FP32_BYTES = 4
 
@@ -28,13 +29,11 @@ def sharded_buffer_bytes(dep: Deployment, kind: LayerKind, load: Load) -> Count:
     a = kind.softmax
     if a is None:
         return 0
+    if a.span == "sparse":
+        chosen = sparse_buffer_bytes(dep, a, load)
+        return most(chosen, _exchanged_bytes(dep, a, load.batch)) if sends_decoded_queries(dep) else chosen
     if dep.phase == "decode":
         return _exchanged_bytes(dep, a, load.batch) if dep.kv_shards > 1 else 0 * load.batch
-    if a.span == "sparse":
-        # The blocks of all shards.
-        assert dep.block_size is not None
-        tokens = gathered_blocks(dep, load) * dep.block_size * dep.kv_shards
-        return n_bytes(tokens * a.kv_elements(dep.tp), dep.kv_dtype)
     rows = load.rank_tokens * dep.sequence_ranks
     if dep.cp > 1 and dep.prefill_form == ALLGATHER_KV:
         rows = load.batch * load.context
@@ -87,7 +86,7 @@ def _exchanged_bytes(dep: Deployment, a: Attention, rows: Count) -> Count:
     if dep.decode_form == AG_RS or not is_padded(dep) and dep.prefill_form == ALLGATHER_Q:
         return queries + 2 * outputs + dep.dcp * rows * gathered * FP32_BYTES
     partial = outputs + rows * gathered * FP32_BYTES
-    if a.span == "sparse":  # outputs are sent from where they are
+    if a.span == "sparse" and is_padded(dep):  # outputs are sent from where they are
         return queries + 2 * partial
     if dep.decode_form in (None, A2A_FP32):
         partial = rows * gathered * (d_out + 1) * FP32_BYTES

@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 
 from g5cp_vec.config.context import (
     ALLGATHER_KV,
+    ALLGATHER_Q,
     PASS_KV,
     WORKSPACE_CAP_TOKENS,
     gather_workspace_tokens,
     gathers_segments,
 )
 from g5cp_vec.config.context import segment_step_tokens as step_tokens
+from g5cp_vec.config.context_kinds import has_sparse
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.mapping.kv_layout import blocks_per_shard, shard_tokens
 from g5cp_vec.mapping.load import Count, Load, ceil_div, chunk_bounds, least, most, own_chunks, wide
@@ -148,11 +150,32 @@ def chosen_on_shard(dep: Deployment, load: Load, top_k: int, shard: int) -> Coun
     return least(held, ceil_div(held * least(context, top_k), most(context, 1)))
 
 
+def whole_context(dep: Deployment, load: Load) -> Count:
+    """Return the tokens of a sequence at the end of a pass, nothing padded: those that it caches too."""
+    return context_tokens(load) + (load.new_unpadded if dep.phase == "prefill" else 0)
+
+
 def gathered_blocks(dep: Deployment, load: Load) -> Count:
     """Return the blocks that each shard contributes where all that requests refer to are gathered."""
     assert dep.block_size is not None
-    seq_len = context_tokens(load) + load.new_unpadded
-    return load.batch * blocks_per_shard(seq_len, dep.kv_shards, dep.block_size)
+    return load.batch * blocks_per_shard(whole_context(dep, load), dep.kv_shards, dep.block_size)
+
+
+def longest_shard(dep: Deployment, load: Load) -> Count:
+    """Return the tokens of a sequence on the shard that holds most, those of this pass with them."""
+    return shard_tokens(whole_context(dep, load), 0, dep.kv_shards, dep.interleave or 1)
+
+
+def part_on_shard(dep: Deployment, load: Load, n: Count, shard: int) -> Count:
+    """Return a shard's part of ``n`` things that are spread like a sequence's whole context is, rounded up.
+
+    ``n`` as it is counted: an integer, an int64 array, or float64 (pairs, which products may not overflow).
+    """
+    context = whole_context(dep, load)
+    held = shard_tokens(context, shard, dep.kv_shards, dep.interleave or 1)
+    times, rest = n // context, n % context
+    part = ceil_div(wide(rest) * held, context)
+    return times * held + (part.astype(np.int64) if isinstance(n, np.ndarray) and n.dtype == np.int64 else part)
 
 
 # --- What of a load decides the structure -----------------------------------------------------------------------------
@@ -184,9 +207,15 @@ class Reach(NamedTuple):
         return shard if self.has_rest and shard == self.n_longer else shards - 1
 
 
+def _goes_to_choice(dep: Deployment) -> bool:
+    """Whether queries of a prefill go to what they choose of the whole context: all that sparse attention does then."""
+    return dep.phase == "prefill" and dep.prefill_form == ALLGATHER_Q and has_sparse(dep.model)
+
+
 def sharded_reach(dep: Deployment, load: Load) -> NDArray[np.int64]:
     """Return the `Reach` of every point, shape (n_points, 4)."""
-    context = np.atleast_1d(np.asarray(context_tokens(load), np.int64))
+    tokens = whole_context(dep, load) if _goes_to_choice(dep) else context_tokens(load)
+    context = np.atleast_1d(np.asarray(tokens, np.int64))
     runs, rest = np.divmod(context, dep.interleave or 1)
     n_longer, has_rest = runs % dep.kv_shards, (rest > 0) & (dep.kv_shards > 1)
     ragged = np.zeros_like(context)

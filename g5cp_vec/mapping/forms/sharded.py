@@ -14,10 +14,6 @@ as in decode; the first gathers run beside the attention of head chunks and the 
 (vllm-ascend), or all of it before the attention of new tokens (vLLM). With ``allgather_kv`` the context is gathered
 segment by segment into one workspace, each segment attended before the next is gathered.
 
-Sparse attention has all keys of its indexer on every rank. In prefill the blocks of the cache that requests refer to
-are gathered while tokens are chosen; in decode queries are gathered, and outputs come back in their own type,
-log-sum-exps in an exchange of their own (vllm-ascend).
-
 An empty shard takes part in everything, its messages as long as anybody's (it contributes zeros at a log-sum-exp of
 minus infinity). Overlap is only where the deployed code has a stream for it. Source: the attention backends of
 vllm-ascend v0.13 to v0.23 and of vLLM's second runner.
@@ -37,12 +33,12 @@ def sharded_decode(s: Sharded, ready: Ids) -> list[Ids]:
         return [s.compute_each("shard", s.shards, ready)]
     queries = s.gather(s.query, [ready], "dcp_q", s.dcp_reason)
     attended = s.compute_each("shard", s.shard_classes(), ready, *queries)
-    return _merged(s, attended)
+    return merged(s, attended)
 
 
-def _merged(s: Sharded, attended: Ids) -> list[Ids]:
+def merged(s: Sharded, attended: Ids) -> list[Ids]:
     """Merge the shards' answers to the queries of all ranks; return what carries a rank's own."""
-    if s.attends == "chosen":
+    if s.attends == "chosen" and s.pads:
         # Outputs as they are, and log-sum-exps in a second exchange.
         outputs = s.exchange(s.dcp, [attended], "dcp_a2a", s.dcp_reason)
         sums = s.exchange(s.dcp, [attended, *outputs], "dcp_lse", s.dcp_reason)
@@ -67,10 +63,6 @@ def _exchanged(s: Sharded, attended: Ids) -> list[Ids]:
 
 def sharded_prefill(s: Sharded, ready: Ids) -> list[Ids]:
     """Add a prefill; return what the output projection waits for."""
-    if s.attends == "chosen":
-        blocks = s.gather(s.dcp, [ready], "dcp_blocks", s.dcp_reason)
-        scored = s.compute("indexer", ready) if s.scores else ready
-        return [s.compute_each("sparse", s.pcp_classes(alike=True), scored, *blocks)]
     arrived: list[Ids] = []
     start = ready
     if s.pcp > 1:
@@ -93,9 +85,9 @@ def _with_gathered_queries(s: Sharded, ready: Ids, arrived: list[Ids], start: Id
     queries = [*queries, *s.gather(s.query, [ready, *queries], "dcp_q", s.dcp_reason)]
     if not s.pads:
         attended = s.compute_each("context", s.shard_classes(), ready, *queries)
-        merged = _merged(s, attended)  # a prefill names no kernel: vLLM's default one
-        local = s.compute_each("attend", s.pcp_classes(alike=True), start, *merged)
-        return [s.compute("merge_context", local, *merged, reason="merge")]
+        answers = merged(s, attended)  # a prefill names no kernel: vLLM's default one
+        local = s.compute_each("attend", s.pcp_classes(alike=True), start, *answers)
+        return [s.compute("merge_context", local, *answers, reason="merge")]
     name = "head" if s.pcp > 1 else "attend"
     head = s.compute_each(name, s.pcp_classes(alike=s.pcp == 1), start)
     attended = s.compute_each("context", s.shard_classes(), head, *queries)
