@@ -13,7 +13,7 @@ from test_dcp_bytes import SMALL, deploy
 from g5cp_vec import sweep
 from g5cp_vec.config.context import gather_workspace_tokens, legal_layouts
 from g5cp_vec.config.grid import load_grid
-from g5cp_vec.config.model import Attention, LayerTable, Linear
+from g5cp_vec.config.model import Attention
 from g5cp_vec.errors import InfeasibleError
 
 QWEN, DEEPSEEK = PRESETS["qwen3-235b-a22b"], PRESETS["deepseek-v3-671b"]
@@ -243,12 +243,6 @@ def test_on_a_grid_illegal_layouts_are_rows_with_reasons():
     assert "nearest legal" in frame["reason"][2]
     assert frame["lost_bytes"].to_list() == [0, 0, None]
     assert SMALL["gqa"].n_layers == 1
-
-
-def test_linear_layers_are_refused():
-    linear = Linear(kind="gated_delta_net", n_heads=8, n_key_heads=8, key_head_dim=16, value_head_dim=16, conv_kernel=4)
-    with pytest.raises(InfeasibleError, match="linear attention under dcp = 2 is not modelled"):
-        deploy(model=small_model(linear=linear, layer=(LayerTable(mixer="linear"), LayerTable())), tp=2, dcp=2)
 
 
 @pytest.mark.parametrize(

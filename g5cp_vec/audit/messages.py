@@ -54,7 +54,9 @@ def promised_tokens(dep: Deployment, seq_len: int, batch: int, cached_tokens: in
         # Whole chunks, or those of the prompt as it is; then the fullest rank counts.
         chunk = up(new, 2 * cp)
         if dep.cp_semantics == "multiplicative":
-            return Tokens(batch, 2 * cp * chunk, cached, batch * 2 * chunk, seq_len)
+            # Beside linear attention a rank has a piece as it is, and chunks inside softmax attention alone.
+            own = up(new, cp) if is_hybrid(dep) else 2 * chunk
+            return Tokens(batch, 2 * cp * chunk, cached, batch * own, seq_len)
         lengths = [max(0, min(chunk, new - place * chunk)) for place in range(2 * cp)]
         fullest = max(lengths[rank] + lengths[-1 - rank] for rank in range(cp))
         return Tokens(batch, new, cached, batch * fullest, seq_len)
@@ -62,6 +64,11 @@ def promised_tokens(dep: Deployment, seq_len: int, batch: int, cached_tokens: in
         # Two equal chunks per rank, a head and a tail one; the cache is shared out evenly.
         new, cached = up(new, 2 * cp) * 2 * cp, up(cached, cp) * cp
     return Tokens(batch, new, cached, batch * new // cp, seq_len)
+
+
+def is_hybrid(dep: Deployment) -> bool:
+    """Whether some layer keeps a state."""
+    return any(kind.linear is not None for kind in dep.model.layers)
 
 
 def owners(dep: Deployment) -> int:

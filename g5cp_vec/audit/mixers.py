@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from g5cp_vec.audit.messages import Ints, Tokens, Traffic, around, between, everyone, owners, size_bytes, up
-from g5cp_vec.audit.sharded import attention_flops, is_sharded
+from g5cp_vec.audit.sharded import attention_flops, handed_over_traffic, is_sharded
 from g5cp_vec.audit.sharded_sparse import attended_pairs_twice, scored_pairs_twice
 from g5cp_vec.config.attention import Attention, Indexer, Linear
 from g5cp_vec.config.deployment import Deployment
@@ -141,6 +141,13 @@ def _linear_flops(dep: Deployment, tokens: Tokens, m: Linear) -> dict[str, int]:
         "attention": (3 if is_delta else 2) * n * per_product,
         "o_proj": 2 * n * values * hidden,
     }
+    if dep.pcp > 1 and dep.phase == "prefill":
+        # Once for the state and what becomes of one before; again on all ranks but the first, and for outputs.
+        per_rank = n // dep.pcp
+        transitions = 4 * m.n_heads * m.key_head_dim**2
+        flops["states"] = n * (2 * per_product + transitions)
+        flops["combine"] = dep.pcp * (dep.pcp - 1) * dep.dp * tokens.batch * per_product * m.key_head_dim
+        flops["attention"] = (n + 2 * (n - per_rank)) * per_product
     if dep.cp > 1 and dep.phase == "prefill":
         flops["states"] = (2 if is_delta else 1) * n * per_product
         if is_delta:
@@ -160,6 +167,8 @@ def promised_cp_traffic(dep: Deployment, tokens: Tokens, kind: LayerKind, chips:
 
 def _linear_traffic(dep: Deployment, tokens: Tokens, m: Linear, chips: Ints) -> list[Traffic]:
     """Last taps from chunk to chunk, and everyone's two states with their transitions to everyone."""
+    if dep.cp == 1:
+        return handed_over_traffic(dep, tokens, m, chips) if dep.pcp > 1 else []
     heads, keys = m.n_heads // dep.tp, m.n_key_heads // dep.tp * m.key_head_dim
     per_head = m.key_head_dim * m.value_head_dim
     per_head += m.key_head_dim * m.key_head_dim if m.kind == "gated_delta_net" else 1

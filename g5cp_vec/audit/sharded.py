@@ -9,9 +9,9 @@ import math
 
 import numpy as np
 
-from g5cp_vec.audit.messages import Ints, Tokens, Traffic, around, everyone, halves, size_bytes, up
+from g5cp_vec.audit.messages import Ints, Tokens, Traffic, around, everyone, halves, is_hybrid, size_bytes, up
 from g5cp_vec.audit.sharded_sparse import sparse_decode, sparse_prefill
-from g5cp_vec.config.attention import Attention
+from g5cp_vec.config.attention import Attention, Linear
 from g5cp_vec.config.deployment import Deployment
 
 FP32 = 4
@@ -154,7 +154,13 @@ def _prefill(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives, dcp:
     if dep.cp > 1 and not queries:
         # A share of the context goes with the new tokens.
         own += tokens.batch * (tokens.cached // dep.cp)
-    if dep.cp_semantics == "orthogonal":
+    attended = own
+    if dep.pcp > 1 and is_hybrid(dep):
+        attended = tokens.batch * (tokens.new // dep.pcp)
+        heads = a.n_heads // dep.tp * a.head_dim
+        c.gather(pcp, size_bytes(own * (heads + keys + values), dep.activation_dtype))
+        c.gather(pcp, size_bytes(attended * heads, dep.activation_dtype))
+    elif dep.cp_semantics == "orthogonal":
         c.gather(pcp, size_bytes(own * keys, dep.kv_dtype))
         c.gather(pcp, size_bytes(own * values, dep.kv_dtype))
     else:
@@ -163,7 +169,7 @@ def _prefill(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives, dcp:
         return
     if queries:
         rows = tokens.batch * tokens.new * a.n_heads // dep.tp
-        c.gather(pcp, size_bytes(tokens.per_rank * a.n_heads // dep.tp * a.d_qk, dep.activation_dtype))
+        c.gather(pcp, size_bytes(attended * a.n_heads // dep.tp * a.d_qk, dep.activation_dtype))
         c.gather(query, size_bytes(rows * a.d_qk, dep.activation_dtype))
         if dep.cp_semantics == "orthogonal":
             c.gather(dcp, FP32 * rows * dep.dcp)
@@ -176,6 +182,18 @@ def _prefill(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives, dcp:
             c.gather(dcp, size_bytes(shard_rows * (keys + values), dep.kv_dtype))
             if dep.cp_semantics == "multiplicative":
                 c.gather(pcp, size_bytes(dep.dcp * shard_rows * (keys + values), dep.kv_dtype))
+
+
+def handed_over_traffic(dep: Deployment, tokens: Tokens, m: Linear, chips: Ints) -> list[Traffic]:
+    """Return what linear attention gathers over pcp: last taps, states, and a matrix a head in fp32."""
+    c, pcp = Collectives(dep), _groups(chips, "pcp", dep.pcp)
+    heads, d_k, d_v = m.n_heads // dep.tp, m.key_head_dim, m.value_head_dim
+    if m.conv_kernel > 1:
+        channels = 2 * (m.n_key_heads // dep.tp) * d_k + heads * d_v
+        c.gather(pcp, size_bytes(tokens.batch * (m.conv_kernel - 1) * channels, dep.activation_dtype))
+    c.gather(pcp, size_bytes(tokens.batch * heads * d_k * d_v, m.state_dtype))
+    c.gather(pcp, FP32 * tokens.batch * heads * d_k * d_k)
+    return c.traffic
 
 
 def _segment_rows(dep: Deployment, tokens: Tokens) -> list[int]:

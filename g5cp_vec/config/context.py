@@ -28,6 +28,7 @@ from g5cp_vec.config.context_kinds import (
     MERGED,
     MULTIPLICATIVE,
     ORTHOGONAL,
+    SHARDS,
     has_sparse,
     is_sparse_only,
     linear_form_obstacles,
@@ -237,6 +238,8 @@ def refused_loads(
     if dep.phase != "prefill" or not dep.is_sharded:
         return []
     shards, refused = dep.kv_shards, (cached_tokens > 0) | (chunk_tokens > 0)
+    if has_sparse(dep.model) and sparse_way(dep.cp_semantics, dep.pcp, dep.dcp, "prefill") == SHARDS:
+        return _short_prompts(dep.pcp, seq_len - cached_tokens, chunk_tokens)
     if dep.prefill_form == PASS_KV:
         reason = (
             f'prefill_form = "pass_kv" rings over pcp = {dep.pcp} ranks, but {shards} share the cached context: '
@@ -258,6 +261,21 @@ def refused_loads(
             f"tokens each, and the workspace of {rows[at]} tokens has room for {rows[at] // step} of them",
         )
         for at in few
+    ]
+
+
+def _short_prompts(pcp: int, new: Ints, chunk_tokens: Ints) -> list[tuple[int, str]]:
+    """Refuse what every rank would compute: prompts that leave a chunk of the head-tail split empty."""
+    last = np.where(chunk_tokens > 0, (new - 1) % np.maximum(chunk_tokens, 1) + 1, new)
+    fewest = np.where(chunk_tokens > 0, np.minimum(last, np.minimum(chunk_tokens, new)), new)
+    empty = np.flatnonzero((2 * pcp - 1) * -(-fewest // (2 * pcp)) >= fewest).tolist()
+    return [
+        (
+            at,
+            f"{fewest[at]} new tokens in a pass leave some of the 2*pcp = {2 * pcp} chunks of a prompt empty: sparse "
+            "attention with dcp then computes them on every rank, which is not modelled: use more tokens, or dcp = 1",
+        )
+        for at in empty
     ]
 
 

@@ -8,6 +8,9 @@ read and written once per sequence and step.
 Under context parallelism (`g5cp_vec.mapping.forms.states`) a first pass sums up the chunks: the products into the
 state, and for the delta rule the same two with the d_k x d_k matrix of the chunk's transition. Every rank combines the
 2 cp gathered states in order: a product of two matrices for each but the last (delta rule), or element by element.
+Under pcp (`g5cp_vec.mapping.forms.handed_over`) each rank has one piece: the first pass updates the state and finds the
+transition (in fp32), every rank combines the pcp states but the first, and the ranks after the first update the state
+once more before the product with the query.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from g5cp_vec.mapping.load import Count, Load, wide
 
 # Products of a d_k x d_v state with one vector, per token.
 STATE_PRODUCTS = {"gated_delta_net": 3, "lightning": 2, "mamba2": 2}
+# Of an element of a transition that is handed over.
+TRANSITION_BYTES = 4
 
 
 def linear_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
@@ -42,6 +47,8 @@ def linear_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     core = Part("attention", "attention", linear_flops(m, tokens, heads), moved, dep.activation_dtype)
     # The output is normed and gated: output and gate in, product out.
     o_proj = [touch(dep, "o_proj", 3 * tokens * value), *gemm(dep, "o_proj", tokens, value, hidden, dep.dtype)]
+    if dep.pcp > 1 and dep.phase == "prefill":
+        return {"qkv": qkv, "o_proj": o_proj, **_handed_over(dep, load, m, convolution, moved)}
     if not is_split:
         return {"qkv": qkv + convolution, "attention": [core], "o_proj": o_proj}
     return {"qkv": qkv, "o_proj": o_proj, "states": [*convolution, _summary(dep, load, m)],
@@ -71,6 +78,30 @@ def _combination(dep: Deployment, load: Load, m: Linear) -> list[Part]:
     products = load.batch * (m.n_heads // dep.tp) * (2 * dep.cp - 1)
     flops = 2 * wide(products) * m.key_head_dim**2 * m.value_head_dim
     return [Part("combine", "attention", flops, moved, dep.activation_dtype)]
+
+
+def _handed_over(dep: Deployment, load: Load, m: Linear, convolution: list[Part], moved: Count) -> OpParts:
+    """Price a piece of a pcp rank: a pass for its state and transition, their combination, and the pass after it."""
+    tokens, heads = load.rank_tokens, m.n_heads // dep.tp
+    of_state, of_transition = heads * m.key_head_dim * m.value_head_dim, heads * m.key_head_dim**2
+    states = n_bytes(load.batch * of_state, m.state_dtype)
+    transitions = load.batch * of_transition * TRANSITION_BYTES
+    read = n_bytes(tokens * (m.key_width + m.value_width) // dep.tp, dep.activation_dtype)
+    # Two products of the state with a token, two of the transition.
+    flops = 4 * wide(tokens) * (of_state + of_transition)
+    first = Part("states", "attention", flops, read + states + transitions, dep.activation_dtype)
+    combined = 2 * wide(load.batch) * (dep.pcp - 1) * of_state * m.key_head_dim
+    handed = dep.pcp * (2 * states + transitions)
+    combination = Part("combine", "attention", combined, handed, dep.activation_dtype)
+    scans = [
+        Part("attention", "attention", 2 * n_products * wide(tokens) * of_state, moved, dep.activation_dtype)
+        for n_products in (1, STATE_PRODUCTS[m.kind])
+    ]
+    return {
+        "states": [*convolution, first],
+        "scan@0": [combination, scans[0]],
+        "scan@1": [combination, scans[1]],
+    }
 
 
 def linear_flops(m: Linear, tokens: Count, heads: int) -> Count:

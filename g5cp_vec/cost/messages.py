@@ -12,7 +12,7 @@ from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.cost.attention import absorbed_dims
-from g5cp_vec.cost.linear import summary_bytes
+from g5cp_vec.cost.linear import TRANSITION_BYTES, summary_bytes
 from g5cp_vec.cost.sharded import SHARDED_MESSAGES, sharded_message
 from g5cp_vec.cost.sharded_sparse import SPARSE_MESSAGES, sparse_message
 from g5cp_vec.cost.sparse import CHOICE_BYTES
@@ -94,7 +94,11 @@ def _attention_message(dep: Deployment, load: Load, kind: LayerKind, name: str) 
 
 
 def _linear_message(dep: Deployment, load: Load, m: Linear, name: str) -> Count:
+    if name == "pcp_states":
+        return n_bytes(load.batch * (m.state_elements // dep.tp), m.state_dtype)
+    if name == "pcp_transitions":
+        return load.batch * (m.transition_elements // dep.tp) * TRANSITION_BYTES
     if name == "cp_states":
         return 2 * summary_bytes(dep, m, load.batch)
-    assert name == "cp_taps"
+    assert name in ("cp_taps", "pcp_taps")
     return n_bytes(load.batch * (m.conv_kernel - 1) * (m.conv_width // dep.tp), dep.activation_dtype)

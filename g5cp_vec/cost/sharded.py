@@ -8,6 +8,8 @@ message            bytes
 =================  ===========================================================================================
 ``pcp_kv``         what a rank contributes to the gathering of new keys and values: its rows of the cache's width
                    (multiplicative); of latents or keys alone (orthogonal), where ``pcp_kv_rest`` follows
+``pcp_qkv``        queries, keys and values of its contiguous piece, in the activation type (hybrid models)
+``pcp_exit``       outputs of the rows it attended (hybrid models)
 ``pcp_q``          queries of its rows
 ``dcp_q``          queries of all rows, its heads
 ``dcp_a2a``        a peer's heads' share of outputs and log-sum-exps, fp32 or packed
@@ -31,7 +33,7 @@ from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.cost.parts import AttentionShape, OpParts, Part
 from g5cp_vec.cost.products import gemm, memory
-from g5cp_vec.mapping.load import Count, Load, ceil_div, most, wide
+from g5cp_vec.mapping.load import Count, Load, ceil_div, is_contiguous, most, wide
 from g5cp_vec.mapping.sharding import (
     Chunks,
     chosen_on_shard,
@@ -88,7 +90,11 @@ def sharded_message(dep: Deployment, load: Load, kind: LayerKind, name: str, par
     assert a is not None
     w = Widths(dep, a)
     rows = load.batch if dep.phase == "decode" else load.batch * load.new
-    own = load.rank_tokens
+    own = _attended_rows(dep, load)
+    if name == "pcp_qkv":
+        return n_bytes(load.rank_tokens * (w.heads * w.d_q + w.cached), dep.activation_dtype)
+    if name == "pcp_exit":
+        return _output_bytes(dep, own * w.heads, w)
     if name in ("pcp_kv", "pcp_kv_rest"):
         return n_bytes(_gathered_rows(dep, load) * _gathered_width(dep, a, w, name), dep.kv_dtype)
     if name == "pcp_q":
@@ -112,8 +118,13 @@ def sharded_message(dep: Deployment, load: Load, kind: LayerKind, name: str, par
 
 SHARDED_MESSAGES = (
     "pcp_kv", "pcp_kv_rest", "pcp_q", "dcp_q", "dcp_a2a", "pcp_partial", "dcp_lse", "dcp_out", "dcp_segment",
-    "pcp_segment",
+    "pcp_segment", "pcp_qkv", "pcp_exit",
 )  # fmt: skip
+
+
+def _attended_rows(dep: Deployment, load: Load) -> Count:
+    """Rows whose attention a rank does: its own, but where pieces are contiguous its head and tail chunks."""
+    return load.batch * (load.new // dep.pcp) if is_contiguous(dep) else load.rank_tokens
 
 
 def _gathered_rows(dep: Deployment, load: Load) -> Count:
@@ -213,6 +224,8 @@ def _prefill_parts(dep: Deployment, load: Load, a: Attention, w: Widths) -> OpPa
     ranks = dep.sequence_ranks
     gathered = ranks * _gathered_rows(dep, load)
     parts: OpParts = {"restore": [memory(dep, "restore", 2 * n_bytes(gathered * w.cached, dep.kv_dtype))]}
+    if is_contiguous(dep):
+        parts = _changes_of_layout(dep, load, w)
     # Context that came along with the new tokens is attended with them.
     along = load.cached if dep.cp > 1 and dep.prefill_form == ALLGATHER_KV else 0 * load.cached
     for rank in range(ranks):
@@ -220,6 +233,17 @@ def _prefill_parts(dep: Deployment, load: Load, a: Attention, w: Widths) -> OpPa
     if dep.prefill_form == ALLGATHER_Q:
         parts |= _with_gathered_queries(dep, load, a, w)
     return parts
+
+
+def _changes_of_layout(dep: Deployment, load: Load, w: Widths) -> OpParts:
+    """Gathered pieces in order, then at the places of padded chunks; a rank's queries of these, and back again."""
+    width, padded = w.heads * w.d_q + w.cached, load.batch * load.new
+    moved = (dep.pcp * load.rank_tokens + padded) * width + _attended_rows(dep, load) * w.heads * w.d_q
+    outputs = _output_bytes(dep, load.rank_tokens * w.heads, w)
+    return {
+        "restore": [memory(dep, "restore", 2 * n_bytes(moved, dep.activation_dtype))],
+        "exit": [memory(dep, "restore", 2 * outputs)],
+    }
 
 
 def _of_rank(dep: Deployment, load: Load, a: Attention, w: Widths, chunks: Chunks, rank: int, along: Count) -> OpParts:
@@ -289,7 +313,7 @@ def _with_gathered_queries(dep: Deployment, load: Load, a: Attention, w: Widths)
             q_rows=load.new, kv_tokens=tokens, doubled=2 * wide(load.new) * tokens, cached=True,
         )  # fmt: skip
         parts[f"context@{shard}"] = [*before, core, *(packs if exchanges else [])]
-    own = load.rank_tokens * w.heads
+    own = _attended_rows(dep, load) * w.heads
     local = 2 * _output_bytes(dep, own, w) + own * LSE_BYTES  # in, with its log-sum-exp, and out
     answers = dep.kv_shards * _partial_bytes(dep, own, w) if exchanges else _output_bytes(dep, own, w) + own * LSE_BYTES
     return parts | {

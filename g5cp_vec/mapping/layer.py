@@ -19,6 +19,7 @@ from g5cp_vec.mapping.forms import DECODE_FORMS, PREFILL_FORMS
 from g5cp_vec.mapping.forms.communicators import Sharded, ShardPlan
 from g5cp_vec.mapping.forms.gathered import gathered
 from g5cp_vec.mapping.forms.halo import halo
+from g5cp_vec.mapping.forms.handed_over import handed_over
 from g5cp_vec.mapping.forms.sharded import sharded_decode, sharded_prefill
 from g5cp_vec.mapping.forms.sparse import sparse_decode, sparse_prefill
 from g5cp_vec.mapping.forms.states import states
@@ -54,9 +55,9 @@ class LayerShape:
 
     Attributes
     ----------
-    mixer : {"form", "sharded", "halo", "gathered", "states", "owner", "none"}
-        How attention is distributed: as the plan says, with a sharded cache, by halos, by gathering keys or states, not
-        at all, or there is none.
+    mixer : {"form", "sharded", "halo", "gathered", "states", "handed_over", "owner", "replicated", "none"}
+        How attention is distributed: as the plan says, with a sharded cache, by halos, by gathering keys or states, by
+        handing states over, not at all (one rank does it, or every one), or there is none.
     ffn : {"dense", "moe", "none"}
     has_shared : bool
         Whether some experts see every token.
@@ -98,7 +99,7 @@ def add_layer(b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind
     if shape.mixer != "none":
         qkv = b.compute(owners, keys.duration(("qkv", kind)), "qkv")
         b.entry(qkv, owners)
-        if shape.mixer == "sharded":
+        if shape.mixer in ("sharded", "handed_over"):
             attended = _add_sharded(b, ranks, plan, keys, kind, shape, qkv)
         else:
             attended = [_add_attention(b, ranks, plan, keys, kind, shape, qkv)]
@@ -134,6 +135,8 @@ def _add_attention(
     if ranks.shape[1] == 1 or shape.mixer == "owner":
         owners = ranks[:, :1]
         return _add_compute(b, owners, [qkv], keys.duration(("attention", kind)), "attention")
+    if shape.mixer == "replicated":
+        return _add_compute(b, ranks, [qkv], keys.duration(("attention", kind)), "attention")
     if shape.mixer == "halo":
         return halo(b, ranks, qkv, keys, kind, shape.reach, uniform=shape.uniform)
     if shape.mixer == "gathered":
@@ -150,8 +153,10 @@ def _add_sharded(
     b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind: int, shape: LayerShape, qkv: Ids
 ) -> list[Ids]:
     assert plan.sharded is not None
-    reach = Reach(*shape.reach)
+    reach = Reach(*shape.reach) if shape.reach else Reach(0, 0, 0, 0)
     s = Sharded(b, ranks, keys, kind, plan.sharded, reach, attends=shape.attends, scores=shape.scores)
+    if shape.mixer == "handed_over":
+        return [handed_over(s, qkv, taps=shape.taps)]
     if shape.attends == "chosen":
         return sparse_prefill(s, qkv) if plan.phase == "prefill" else sparse_decode(s, qkv)
     return sharded_prefill(s, qkv) if plan.phase == "prefill" else sharded_decode(s, qkv)

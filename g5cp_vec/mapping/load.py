@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from g5cp_vec.config.context import PASS_KV
+from g5cp_vec.config.context_kinds import has_linear
 from g5cp_vec.config.deployment import Deployment
 
 # An int, or an int64 array of shape (n_points,).
@@ -40,7 +41,7 @@ class Load:
         Tokens per sequence that are computed, and that are in the KV cache before; padded when cp > 1: ``new`` to a
         multiple of 2 * cp (head-tail split), ``cached`` to a multiple of cp. In decode ``new`` is 1 and ``cached``
         is the context that the step attends. With pcp or dcp ``cached`` is padded in rings only, and ``new`` not with
-        orthogonal semantics.
+        orthogonal semantics. Where pieces are contiguous (`is_contiguous`) that is what attention sees of them.
     new_unpadded, cached_unpadded : int or ndarray
     rank_tokens : int or ndarray
         Tokens that projections and FFN of one rank see: batch * new / (cp * pcp) in prefill (on the fullest rank,
@@ -98,6 +99,14 @@ def fullest_rank_tokens(new: Count, ranks: int) -> Count:
     return fullest
 
 
+def is_contiguous(dep: Deployment) -> bool:
+    """Whether the new tokens of a sequence are split into contiguous pieces, head-tail inside attention alone.
+
+    So models with linear attention are, over pcp ranks.
+    """
+    return dep.phase == "prefill" and dep.pcp > 1 and has_linear(dep.model)
+
+
 def build_load(dep: Deployment, seq_len: Count, batch: Count, cached_tokens: Count) -> Load:
     """Return the load of a deployment for a context of ``seq_len`` tokens, ``cached_tokens`` of them cached."""
     cp = dep.sequence_ranks
@@ -115,7 +124,8 @@ def build_load(dep: Deployment, seq_len: Count, batch: Count, cached_tokens: Cou
         return Load(batch, new, cached_tokens, new, cached_tokens, rank_tokens)
     padded_new = chunk_tokens(new, cp) * (2 * cp)
     if gathers:
-        return Load(batch, padded_new, cached_tokens, new, cached_tokens, batch * (padded_new // cp))
+        own = ceil_div(new, cp) if is_contiguous(dep) else padded_new // cp
+        return Load(batch, padded_new, cached_tokens, new, cached_tokens, batch * own)
     padded_cached = ceil_div(cached_tokens, cp) * cp
     return Load(batch, padded_new, padded_cached, new, cached_tokens, batch * (padded_new // cp))
 

@@ -28,7 +28,7 @@ from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.config.weights import Shards, Weight, layer_weights
 from g5cp_vec.mapping.kv_layout import allocated_tokens_per_shard
 from g5cp_vec.mapping.load import Count, Load, build_load, ceil_div, least, most
-from g5cp_vec.mapping.sharded_memory import sharded_buffer_bytes
+from g5cp_vec.mapping.sharded_memory import handed_over_bytes, sharded_buffer_bytes
 from g5cp_vec.mapping.sharding import is_sharded_form
 from g5cp_vec.mapping.spans import LOCAL_SPANS, kept_tokens
 from g5cp_vec.mapping.structure import stage_layers
@@ -257,6 +257,8 @@ def _cache_bytes(dep: Deployment, kind: LayerKind, seq_len: Count, batch: Count)
 
 def _buffer_bytes(dep: Deployment, kind: LayerKind, load: Load) -> Count:
     """Bytes of other ranks' keys and values that can be under way to a rank, or held by it, at once."""
+    if (m := kind.linear) is not None and dep.pcp > 1:
+        return handed_over_bytes(dep, m, load)
     if (m := kind.linear) is not None:  # the states and transitions of all other ranks' chunks
         n = 2 * (dep.cp - 1) * ((m.state_elements + m.transition_elements) // dep.tp)
         return n_bytes(load.batch * n, m.state_dtype)

@@ -7,21 +7,26 @@ One layer's buffers at a time: gathered keys and values are used and discarded. 
    sorted by request, latents projected up beside. vLLM allocates its workspace whole, ``W (1 + 1 / dcp)`` rows.
 3. queries of all ranks' rows and of a dcp group's heads, and the partial outputs that are exchanged and gathered.
 
-In decode the third. Not counted: buffers inside collective libraries.
+In decode the third. Where pieces are contiguous (hybrid models) queries are gathered with keys and values, all lie at the
+places of padded chunks once more; outputs are gathered when the rest is gone. Linear attention then keeps the
+transition after every 64 tokens of a piece and the one before, in fp32, with all ranks' states, transitions and
+combined states. Not counted: buffers inside collective libraries.
 """
 
 from __future__ import annotations
 
-from g5cp_vec.config.attention import Attention
+from g5cp_vec.config.attention import Attention, Linear
 from g5cp_vec.config.context import A2A_FP32, AG_RS, ALLGATHER_KV, ALLGATHER_Q
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.layers import LayerKind
-from g5cp_vec.mapping.load import Count, Load, ceil_div, most
+from g5cp_vec.mapping.load import Count, Load, ceil_div, is_contiguous, most
 from g5cp_vec.mapping.sharding import context_tokens, is_padded, segments, workspace_tokens
 from g5cp_vec.mapping.sparse_memory import sends_decoded_queries, sparse_buffer_bytes
 
 FP32_BYTES = 4
+# Tokens that the delta rule takes at once.
+DELTA_CHUNK = 64
 
 
 def sharded_buffer_bytes(dep: Deployment, kind: LayerKind, load: Load) -> Count:
@@ -38,7 +43,9 @@ def sharded_buffer_bytes(dep: Deployment, kind: LayerKind, load: Load) -> Count:
     if dep.cp > 1 and dep.prefill_form == ALLGATHER_KV:
         rows = load.batch * load.context
     worst: Count = 0 * rows
-    if dep.sequence_ranks > 1:
+    if is_contiguous(dep):
+        worst = _contiguous_bytes(dep, a, load)
+    elif dep.sequence_ranks > 1:
         own = rows // dep.sequence_ranks
         worst = 2 * n_bytes(rows * a.kv_elements(dep.tp), dep.kv_dtype) + _projected_up(dep, a, rows - own)
     if dep.prefill_form == ALLGATHER_KV and dep.is_sharded:
@@ -48,6 +55,21 @@ def sharded_buffer_bytes(dep: Deployment, kind: LayerKind, load: Load) -> Count:
         # Gathered keys stay until the tail chunks have been attended.
         worst = worst + exchanged
     return worst
+
+
+def _contiguous_bytes(dep: Deployment, a: Attention, load: Load) -> Count:
+    """Return queries, keys and values of all pieces, as gathered and in padded chunks, or outputs of all ranks."""
+    heads, padded = a.n_heads // dep.tp, load.batch * load.new
+    entered = (dep.pcp * load.rank_tokens + padded) * (heads * a.d_qk + a.kv_elements(dep.tp))
+    return n_bytes(most(entered, padded * heads * a.d_v), dep.activation_dtype)
+
+
+def handed_over_bytes(dep: Deployment, m: Linear, load: Load) -> Count:
+    """Return the bytes of a linear layer's buffers whose states pcp ranks hand over."""
+    transition = m.transition_elements // dep.tp * FP32_BYTES
+    states = 2 * n_bytes(load.batch * (m.state_elements // dep.tp), m.state_dtype)
+    n_kept = load.batch * (ceil_div(ceil_div(load.new_unpadded, dep.pcp), DELTA_CHUNK) + 1)
+    return n_kept * transition + dep.pcp * (states + load.batch * transition)
 
 
 def _projected_up(dep: Deployment, a: Attention, rows: Count) -> Count:

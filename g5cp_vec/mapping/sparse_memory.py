@@ -63,7 +63,7 @@ def _new_keys(dep: Deployment, a: Attention, load: Load, copies: int) -> list[Co
 
 
 def _blocks(dep: Deployment, a: Attention, load: Load) -> list[Count]:
-    """Return moments of a rank's copy of its blocks, a dcp group's, and all: of latents; of rotary parts, all latents kept."""
+    """Return moments of own blocks, a dcp group's and all: of latents; of rotary parts, all latents kept; of keys."""
     assert dep.block_size is not None
     tokens = gathered_blocks(dep, load) * dep.block_size
     at_once = 1 + (dep.dcp if dep.dcp > 1 else 0) + dep.kv_shards

@@ -26,6 +26,7 @@ from g5cp_vec.mapping.forms import form_name
 from g5cp_vec.mapping.forms.communicators import ShardPlan
 from g5cp_vec.mapping.graph import Block, BlockBuilder, CostKeys, Ids, OpGraph
 from g5cp_vec.mapping.layer import LayerPlan, LayerShape, add_layer
+from g5cp_vec.mapping.load import is_contiguous
 from g5cp_vec.mapping.network import Network, build_network
 from g5cp_vec.mapping.probe import find_symmetry
 from g5cp_vec.mapping.ranks import from_groups, groups_along, rank_chips, rank_digits
@@ -116,7 +117,12 @@ def _shard_plan(dep: Deployment) -> ShardPlan:
     form = dep.prefill_form or dep.decode_form
     assert form is not None
     return ShardPlan(
-        form=form, semantics=dep.cp_semantics, dcp=dep.dcp, dcp_group=dep.dcp_group, collective=dep.collective
+        form=form,
+        semantics=dep.cp_semantics,
+        dcp=dep.dcp,
+        dcp_group=dep.dcp_group,
+        contiguous=is_contiguous(dep),
+        collective=dep.collective,
     )
 
 
@@ -141,6 +147,8 @@ def _layer_shapes(dep: Deployment, reach: Sequence[int]) -> tuple[LayerShape, ..
             mixer, n_numbers = "gathered", 1
         elif kind.linear is not None and dep.cp > 1:
             mixer = "states" if dep.phase == "prefill" else "owner"
+        elif kind.linear is not None and dep.pcp > 1:
+            mixer = "handed_over" if dep.phase == "prefill" else "replicated"
         if mixer in ("halo", "gathered"):
             numbers = reach[at : at + n_numbers]
         shapes.append(
@@ -150,7 +158,7 @@ def _layer_shapes(dep: Deployment, reach: Sequence[int]) -> tuple[LayerShape, ..
                 has_shared=kind.moe is not None and kind.moe.n_shared > 0,
                 uniform=mixer == "halo" and a is not None and a.span == "window",
                 scores=mixer in ("gathered", "sharded") and a is not None and a.scores is not None,
-                taps=mixer == "states" and kind.linear is not None and kind.linear.conv_kernel > 1,
+                taps=mixer in ("states", "handed_over") and kind.linear is not None and kind.linear.conv_kernel > 1,
                 attends=_attends(a) if mixer == "sharded" and a is not None else "keys",
                 reach=tuple(map(int, numbers)),
             )

@@ -27,6 +27,8 @@ class ShardPlan:
         None for a cp group.
     dcp : int
     dcp_group : {"tp", "pcp", "all"}
+    contiguous : bool
+        Whether pieces outside attention are contiguous.
     collective : {"ring", "direct"}
     """
 
@@ -34,6 +36,7 @@ class ShardPlan:
     semantics: str | None
     dcp: int
     dcp_group: str
+    contiguous: bool
     collective: str
 
 

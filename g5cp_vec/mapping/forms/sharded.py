@@ -14,6 +14,9 @@ as in decode; the first gathers run beside the attention of head chunks and the 
 (vllm-ascend), or all of it before the attention of new tokens (vLLM). With ``allgather_kv`` the context is gathered
 segment by segment into one workspace, each segment attended before the next is gathered.
 
+Models with linear attention (hybrid) have contiguous pieces of a prompt on pcp ranks. Queries, keys and values are
+gathered then, head and tail chunks attended as ever, and outputs gathered for everyone to take those of its piece.
+
 An empty shard takes part in everything, its messages as long as anybody's (it contributes zeros at a log-sum-exp of
 minus infinity). Overlap is only where the deployed code has a stream for it. Source: the attention backends of
 vllm-ascend v0.13 to v0.23 and of vLLM's second runner.
@@ -63,10 +66,18 @@ def _exchanged(s: Sharded, attended: Ids) -> list[Ids]:
 
 def sharded_prefill(s: Sharded, ready: Ids) -> list[Ids]:
     """Add a prefill; return what the output projection waits for."""
+    attended = _prefill(s, ready)
+    if not s.plan.contiguous:
+        return attended
+    outputs = s.gather(s.over_pcp, attended, "pcp_exit", s.pcp_reason)
+    return [s.compute("exit", *attended, *outputs, reason="attention")]
+
+
+def _prefill(s: Sharded, ready: Ids) -> list[Ids]:
     arrived: list[Ids] = []
     start = ready
     if s.pcp > 1:
-        arrived = s.gather(s.over_pcp, [ready], "pcp_kv", s.pcp_reason)
+        arrived = s.gather(s.over_pcp, [ready], "pcp_qkv" if s.plan.contiguous else "pcp_kv", s.pcp_reason)
         if not s.pads:
             # Latent and rotary part, or keys and values, one after the other.
             arrived = s.gather(s.over_pcp, [ready, *arrived], "pcp_kv_rest", s.pcp_reason)
