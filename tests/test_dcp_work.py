@@ -47,6 +47,17 @@ def test_groups_are_a_partition(which, dp, pcp, tp):
     assert (groups.join(groups.split(ids), ids.shape) == ids).all()
 
 
+@given(st.integers(1, 5000), st.integers(2, 9))
+def test_the_fullest_rank_has_most_to_attend(new, pcp):
+    """So pricing every rank's projections like its own delays nothing; the pads are fewer than 2 pcp."""
+    chunks = [chunks_of(new, pcp, rank) for rank in range(pcp)]
+    tokens, pairs = [c.tokens for c in chunks], [c.doubled_pairs for c in chunks]
+    assert sum(tokens) == new
+    assert max(pairs) == max(p for p, t in zip(pairs, tokens, strict=True) if t == max(tokens))
+    assert sum(pairs) == new * new
+    assert 0 <= 2 * pcp * -(-new // (2 * pcp)) - new < 2 * pcp
+
+
 # --- Exact work of every rank -----------------------------------------------------------------------------------------
 
 

@@ -7,8 +7,8 @@ One layer's buffers at a time: gathered keys and values are used and discarded. 
    sorted by request, latents projected up beside. vLLM allocates its workspace whole, ``W (1 + 1 / dcp)`` rows.
 3. queries of all ranks' rows and of a dcp group's heads, and the partial outputs that are exchanged and gathered.
 
-In decode the third. Where pieces are contiguous (hybrid models) queries are gathered with keys and values, all lie at the
-places of padded chunks once more; outputs are gathered when the rest is gone. Linear attention then keeps the
+In decode the third. Where pieces are contiguous (hybrid models) queries are gathered with keys and values, all lie at
+the places of padded chunks once more, and outputs are gathered when the rest is gone. Linear attention then keeps the
 transition after every 64 tokens of a piece and the one before, in fp32, with all ranks' states, transitions and
 combined states. Not counted: buffers inside collective libraries.
 """

@@ -8,6 +8,10 @@ segments, as many tokens of every sequence as the workspace has room for.
 
 The same forms serve a cp group, which is split like pcp ranks with one token a turn and no segments.
 
+Ranks that hold fewer tokens project, and send to experts, as many as the fullest. Nothing but experts sees it: the
+fullest rank has most pairs to attend too, so that all wait for it at every gathering, and pads are fewer than 2 P a
+sequence, which is what experts may be given too many of.
+
 Simplifications: an engine is configured for exactly its load (``max_model_len`` is the context, ``max_num_seqs`` the
 batch), sequences of a batch are equally long.
 """
