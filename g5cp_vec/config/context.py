@@ -9,6 +9,8 @@ otherwise. Two semantics are deployed:
 - ``orthogonal`` (vLLM's second runner): the cache is split over ``dcp`` ranks. Without pcp they are consecutive in a tp
   group; with it they are the pcp group (``dcp = pcp``) or all ``tp * pcp`` ranks, or there is no split (``dcp = 1``).
 
+Sparse and linear attention have rules of their own (`g5cp_vec.config.context_kinds`).
+
 Sources of the rules: the parallel-config checks and user guides of both projects (vllm-ascend v0.13 to v0.23; vLLM's
 second runner, pull request 46570).
 """

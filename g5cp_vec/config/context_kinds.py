@@ -15,8 +15,9 @@ Linear attention keeps its states on every rank whatever dcp is (vLLM, pull requ
 deployed with multiplicative semantics for Qwen3-Next and Qwen3.5 (vllm-ascend v0.18 to v0.23, pull request 7422): a
 gated delta net beside grouped-query attention.
 
-Windows and chunks have no deployment: vllm-ascend's guide excludes them, vLLM keeps such caches whole on every rank of
-a dcp group but no release runs them (pull request 47541 is open, 57260 was closed), and neither splits them over pcp.
+Windows and chunks are refused: vllm-ascend's guide excludes them with dcp; vLLM's cache manager would keep such caches
+whole on every rank of a dcp group, but backends that run them so are not merged (pull request 47541 is open, 57260 was
+closed); and of pcp nothing public says that it runs them.
 """
 
 from __future__ import annotations

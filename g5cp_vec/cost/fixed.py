@@ -19,7 +19,7 @@ from g5cp_vec.mapping.load import Count, Load
 # Begin with the norm of what an all-reduce leaves.
 _AFTER_ALL_REDUCE = ("qkv", "ffn", "router", "lm_head")
 # Reads the keys and values of a decode step.
-_DECODE_ATTENTION = ("attention", "partial", "ring_partial", "shard")
+_DECODE_ATTENTION = ("attention", "partial", "ring_partial", "shard", "sparse")
 
 
 def extra_seconds(dep: Deployment, load: Load, parts: list[Part], key: ComputeKey) -> Any:
