@@ -167,3 +167,8 @@ def test_a_served_quantity_needs_its_users(tmp_path):
     (m,) = measure_accuracy(tmp_path)
     assert list(m.asked.values()) == [2, 1024, 20, 0.8, 0]
     assert m.predicted > 0
+    (tmp_path / "a.csv").write_text(f"{HEAD},{asked},poll_steps\n{row},2,1024,20,0.8,0,10\n")
+    assert measure_accuracy(tmp_path)[0].predicted > m.predicted
+    (tmp_path / "a.csv").write_text(f"{HEAD},{asked},poll_steps\n{row},2,1024,20,0.8,0,0\n")
+    with pytest.raises(ConfigError, match="line 2: poll_steps: expected at least 1, got 0"):
+        measure_accuracy(tmp_path)

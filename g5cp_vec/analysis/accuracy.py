@@ -37,7 +37,10 @@ _ABOUT = (
     "source", "where", "quantity", "per", "measured", "role", "reading", "provenance", "note",
 )  # fmt: skip
 # How a server was asked: columns of the rows about one.
-_ASKED = {"concurrency": int, "output_tokens": int, "n_requests": int, "shortest": float, "wait_steps": int}
+_NEEDED = {"concurrency": int, "output_tokens": int, "n_requests": int, "shortest": float, "wait_steps": int}
+# May be left out: an engine that is not told otherwise looks for prompts before every step.
+_POLL = "poll_steps"
+_ASKED = {**_NEEDED, _POLL: int}
 # What users of a server see: column -> field of the prediction.
 _SERVED = {"served_ttft_s": "ttft_s", "served_tpot_s": "tpot_s"}
 _FLOPS = "model_flops"
@@ -67,7 +70,8 @@ class Measurement:
     asked : dict
         Of a server: users (``concurrency``), most tokens of an answer (``output_tokens``), requests in all
         (``n_requests``), shortest length as a share of the longest (``shortest``), decode steps for which the engine
-        holds a prompt back (``wait_steps``); else empty.
+        holds a prompt back (``wait_steps``), and from one look for prompts to the next (``poll_steps``, if given); else
+        empty.
     predicted : float
     """
 
@@ -166,9 +170,11 @@ def _recompute(path: Path, line: int, row: Mapping[str, str], served: dict[Any, 
         raise ConfigError(f"{place}: per, measured, {', '.join(_ASKED)}: expected numbers, {error}") from None
     typed = {key: _typed(key, text) for key, text in point.items()}
     if about["quantity"] in _SERVED:
-        missing = [name for name in _ASKED if name not in asked]
+        missing = [name for name in _NEEDED if name not in asked]
         if missing:
-            raise ConfigError(f"{place}: {', '.join(missing)}: missing, {about['quantity']} needs {', '.join(_ASKED)}")
+            raise ConfigError(f"{place}: {', '.join(missing)}: missing, {about['quantity']} needs {', '.join(_NEEDED)}")
+        if asked.get(_POLL, 1) < 1:
+            raise ConfigError(f"{place}: {_POLL}: expected at least 1, got {asked[_POLL]}")
         predicted = _predict_served(typed, about["quantity"], asked, served, place)
     else:
         predicted = _predict(typed, about["quantity"], place) / per
@@ -197,7 +203,7 @@ def _predict_served(
         client = Client(
             asked["concurrency"], point["seq_len"], asked["output_tokens"], asked["n_requests"], asked["shortest"]
         )
-        served[key] = predict_served(setting, client, asked["wait_steps"], place)
+        served[key] = predict_served(setting, client, asked["wait_steps"], asked.get(_POLL, 1), place)
     return float(getattr(served[key], _SERVED[quantity]))
 
 

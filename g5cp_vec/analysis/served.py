@@ -3,7 +3,8 @@
 Prefill of one prompt of the shortest and of the longest length, and of as many prompts of middle length as fit into a
 step; decode of every number of users at the first and the last context of an answer. In between times are linear. A
 prefill outside of a graph lasts at least as long as the host takes to launch it
-(:func:`g5cp_vec.cost.rows.host_seconds`).
+(:func:`g5cp_vec.cost.rows.host_seconds`). Before the engine sees a prompt the server's front end works on it, as long
+as the runtime says.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from g5cp_vec.mapping.load import build_load
 from g5cp_vec.runner.api import run_sweep
 
 
-def predict_served(point: Mapping[str, Any], client: Client, wait_steps: int, place: str) -> Served:
+def predict_served(point: Mapping[str, Any], client: Client, wait_steps: int, poll_steps: int, place: str) -> Served:
     """Return what users of a deployment see.
 
     Parameters
@@ -31,6 +32,8 @@ def predict_served(point: Mapping[str, Any], client: Client, wait_steps: int, pl
     client : Client
     wait_steps : int
         Decode steps for which the engine holds a prompt back.
+    poll_steps : int
+        Decode steps from one look of the engine for new prompts to the next.
     place : str
         What complaints about the point begin with.
 
@@ -40,7 +43,8 @@ def predict_served(point: Mapping[str, Any], client: Client, wait_steps: int, pl
         The point is none.
     """
     dep = _deployment(point, client, place)
-    budget, users = dep.runtime.step_tokens, client.concurrency
+    runtime = dep.runtime
+    budget, users = runtime.step_tokens, client.concurrency
     shortest, longest = int(client.input_tokens * client.shortest), client.input_tokens
     middle, answer = (shortest + longest) // 2, client.output_tokens
     n_fit = max(1, min(users, budget // longest))
@@ -61,7 +65,12 @@ def predict_served(point: Mapping[str, Any], client: Client, wait_steps: int, pl
         first_s, last_s = decode[middle, batch], decode[middle + answer, batch]
         return first_s + (last_s - first_s) * (context - middle) / answer
 
-    return serve(client, Engine(prefill_seconds, decode_seconds, budget, dep.runtime.steps_ahead, wait_steps))
+    def frontend_seconds(n: int) -> float:
+        return runtime.frontend_request_s + runtime.frontend_token_s * n
+
+    ahead = runtime.steps_ahead
+    engine = Engine(prefill_seconds, decode_seconds, budget, ahead, wait_steps, frontend_seconds, poll_steps)
+    return serve(client, engine)
 
 
 def _deployment(point: Mapping[str, Any], client: Client, place: str) -> Deployment:

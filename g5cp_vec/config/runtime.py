@@ -45,6 +45,9 @@ class Runtime(Record):
         Prompt tokens that a step of the engine takes at most.
     steps_ahead : int
         Steps that the engine prepares beyond the one under way; a request that arrives waits for them.
+    frontend_request_s, frontend_token_s : float
+        What a server takes per request and per token of its prompt before the engine has it (s): HTTP, and turning text
+        into tokens. One request after another, while the engine works.
     fuses_elementwise : bool
         Whether element-wise passes that follow one another in an operation are one kernel (a norm and the quantisation
         of its result, an activation and its quantisation), so that the floor counts once.
@@ -92,6 +95,8 @@ class Runtime(Record):
     host_launch_s: NonNegative = 0.0
     step_tokens: Annotated[int, Field(gt=0)] = 8192
     steps_ahead: Annotated[int, Field(ge=0)] = 0
+    frontend_request_s: NonNegative = 0.0
+    frontend_token_s: NonNegative = 0.0
     fuses_elementwise: bool = False
     fuses_all_reduce: bool = False
     graphs: Annotated[tuple[Phase, ...], BeforeValidator(_phases)] = ()
