@@ -429,7 +429,6 @@ def test_max_seq_len_by_trying(name, phase, cp, batch, length, cached):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": MIXED["mla window"], "cp": 2}, "a window of latent attention under cp > 1 is not modelled"),
         ({"model": MIXED["mamba"], "tp": 4}, "tp = 4 does not divide 2 key heads of linear attention"),
     ],
 )  # fmt: skip

@@ -80,9 +80,13 @@ def _latent_projections(dep: Deployment, tokens: Tokens, a: Attention) -> dict[s
     flops = {"qkv": 2 * n * (down + up_q), "o_proj": 2 * n * heads * v * hidden}
     if _attends_latents(dep, a):
         return flops | {"q_absorb": 2 * n * heads * nope * rank, "v_up": 2 * n * heads * rank * v}
-    # Each of the cp ranks of a ring projects every token up that any query sees.
-    seen = tokens.new + tokens.cached - _first_seen(a, tokens.cached)
-    return flops | {"kv_up": 2 * dep.cp * dep.pcp * dep.dp * tokens.batch * seen * rank * heads * (nope + v)}
+    if dep.cp > 1 and (a.window is not None or a.chunk is not None):
+        # A rank projects up its own tokens, and what it needs of others.
+        rows = tokens.new + sum(sum(_halo(dep, tokens, a, rank)) for rank in range(dep.cp))
+    else:
+        # Each of the cp ranks of a ring projects every token up that any query sees.
+        rows = dep.cp * dep.pcp * (tokens.new + tokens.cached - _first_seen(a, tokens.cached))
+    return flops | {"kv_up": 2 * dep.dp * tokens.batch * rows * rank * heads * (nope + v)}
 
 
 def _first_seen(a: Attention, position: int) -> int:
@@ -124,8 +128,11 @@ def _indexer_flops(dep: Deployment, tokens: Tokens, a: Attention, indexer: Index
     if is_sharded(dep):
         scored = dep.dp * tokens.batch * scored_pairs_twice(dep, tokens) * per_pair
         return dep.tp * 2 * _computed(dep, tokens) * projected + scored
-    pairs_twice = 2 * tokens.context if dep.phase == "decode" else tokens.new * (2 * tokens.cached + tokens.new)
-    scored = dep.dp * tokens.batch * pairs_twice * per_pair
+    if dep.phase == "decode":
+        # One query a sequence, those that pad an owner's share too.
+        scored = _computed(dep, tokens) * 2 * tokens.context * per_pair
+    else:
+        scored = dep.dp * tokens.batch * tokens.new * (2 * tokens.cached + tokens.new) * per_pair
     return dep.tp * (2 * _computed(dep, tokens) * projected + scored)
 
 
@@ -197,9 +204,10 @@ def _attention_traffic(dep: Deployment, tokens: Tokens, a: Attention, chips: Int
     if dep.decode_form == "pass_q_ring":
         rows = tokens.per_rank * a.n_heads // dep.tp
         query, output = _widths(dep, a)
+        chosen = 4 * tokens.per_rank * choice.top_k if choice is not None else 0
         # To its owner goes an output with its log-sum-exp in fp32.
         return [
-            around(groups, (dep.cp - 1) * size_bytes(rows * query, dep.activation_dtype)),
+            around(groups, (dep.cp - 1) * (size_bytes(rows * query, dep.activation_dtype) + chosen)),
             everyone(groups, size_bytes(rows * output, dep.activation_dtype) + 4 * rows),
         ]
     if dep.phase == "decode":
@@ -226,17 +234,22 @@ def _attention_traffic(dep: Deployment, tokens: Tokens, a: Attention, chips: Int
         return [around(groups, (size - 1) * block_bytes)]
     traffic = []
     for dst in range(dep.cp):
-        needed = [_needed(dep, tokens, a, chunk) for chunk in (dst, 2 * dep.cp - 1 - dst)]
-        cached = up(_shared(needed, (0, tokens.cached)), dep.cp)
-        for src in range(dep.cp):
-            if src == dst:
-                continue
-            held = [_queries(dep, tokens, chunk) for chunk in (src, 2 * dep.cp - 1 - src)]
-            n = cached + sum(_shared(needed, interval) for interval in held)
-            traffic.append(
-                between(chips[:, src], chips[:, dst], size_bytes(tokens.batch * n * per_token, dep.kv_dtype))
-            )
+        for src, n in enumerate(_halo(dep, tokens, a, dst)):
+            if src != dst:
+                message = size_bytes(tokens.batch * n * per_token, dep.kv_dtype)
+                traffic.append(between(chips[:, src], chips[:, dst], message))
     return traffic
+
+
+def _halo(dep: Deployment, tokens: Tokens, a: Attention, dst: int) -> list[int]:
+    """Tokens that a rank needs of each rank's chunks and share of the cache; of its own, the share of the cache."""
+    needed = [_needed(dep, tokens, a, chunk) for chunk in (dst, 2 * dep.cp - 1 - dst)]
+    n = [up(_shared(needed, (0, tokens.cached)), dep.cp)] * dep.cp
+    for src in range(dep.cp):
+        if src != dst:
+            held = [_queries(dep, tokens, chunk) for chunk in (src, 2 * dep.cp - 1 - src)]
+            n[src] += sum(_shared(needed, interval) for interval in held)
+    return n
 
 
 def _queries(dep: Deployment, tokens: Tokens, chunk: int) -> Interval:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from g5cp_vec.config._keys import BEST, DECODE_FORM, DEPLOYMENT_KEYS, KEYS, LOAD_KEYS, PASS_Q_RING
+from g5cp_vec.config._keys import BEST, DECODE_FORM, DEPLOYMENT_KEYS, KEYS, LOAD_KEYS
 from g5cp_vec.config._record import Record, sha256_of_json
 from g5cp_vec.config.attention import Attention
 from g5cp_vec.config.chip import Chip
@@ -302,11 +302,6 @@ def _obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
         yield f'the analytic path does not know degraded machines like {topology.name}: use path = "g5"'
     if (obstacle := topology.obstacle(n_chips)) is not None:
         yield obstacle
-    is_full = all(
-        kind.attention is None or (kind.softmax is not None and kind.softmax.span == "full") for kind in model.layers
-    )
-    if chosen["decode_form"] == PASS_Q_RING and cp > 1 and not is_full:
-        yield f'decode_form = "{PASS_Q_RING}" is modelled for full attention in every layer: use "{DECODE_FORM}"'
     if pp > model.n_layers:
         yield f"pp = {pp} stages for {model.n_layers} layers"
     yield from dict.fromkeys(obstacle for kind in model.kinds[0] for obstacle in _layer_obstacles(chosen, kind))
@@ -320,8 +315,6 @@ def _layer_obstacles(chosen: Mapping[str, Any], kind: LayerKind) -> Iterator[str
             yield f"tp = {tp} does not divide {a.n_heads} attention heads"
         if a.kind == "gqa" and a.n_kv_heads % tp and tp % a.n_kv_heads:
             yield f"tp = {tp} neither divides nor is a multiple of {a.n_kv_heads} key/value heads"
-        if a.kind == "mla" and a.span in ("window", "chunk") and chosen["cp"] > 1 and chosen["phase"] == "prefill":
-            yield f"a {a.span} of latent attention under cp > 1 is not modelled: use cp = 1"
     elif (m := kind.linear) is not None:
         for what, n in (("heads", m.n_heads), ("key heads", m.n_key_heads)):
             if n % tp:

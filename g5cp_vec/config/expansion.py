@@ -194,11 +194,6 @@ def _deployments(
     return built, fingerprints
 
 
-def _is_local(dep: Deployment) -> bool:
-    """Whether what a rank needs of the others depends on where a pass begins."""
-    return any(kind.softmax is not None and kind.softmax.span != "full" for kind in dep.model.layers)
-
-
 def _reasons(
     deployments: Sequence[Deployment | str],
     deployment: npt.NDArray[np.int32],
@@ -216,14 +211,6 @@ def _reasons(
         texts = [f"cached_tokens = {cached} leaves no token of seq_len = {total} to prefill" for cached, total in pairs]
         code[idle] = np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int32)[pair_of.ravel()]
     new, chunk = seq_len - cached_tokens, load["chunk_tokens"]
-    local = np.array([not isinstance(d, str) and d.cp > 1 and _is_local(d) for d in deployments], np.bool_)[deployment]
-    split = np.flatnonzero((code == VALID) & is_prefill & (chunk > 0) & local)
-    if len(split):
-        text = (
-            "chunk_tokens with windows, chunks or sparse attention under cp > 1 is not modelled: "
-            "use cp = 1 or chunk_tokens = 0"
-        )
-        code[split] = codes.setdefault(text, len(codes))
     tiny = np.flatnonzero((code == VALID) & is_prefill & (chunk > 0) & (new > MOST_PASSES * chunk))
     if len(tiny):
         pairs, pair_of = np.unique(np.stack([chunk[tiny], new[tiny]], axis=1), axis=0, return_inverse=True)

@@ -226,11 +226,9 @@ def _local_attention(dep: Deployment, load: Load, kind: LayerKind, a: Attention)
         received = received_tokens(a, load, dep.cp, rank) + share
         for name, doubled, tokens in (("own", own, q_tokens), ("halo", whole - own, received)):
             key_bytes = _key_bytes(dep, a, load.batch * tokens)
-            parts[f"{name}@{rank}"] = [
-                _core(
-                    dep, load, kind, a, doubled=doubled, q_tokens=q_tokens, kv_tokens=tokens, key_bytes=key_bytes
-                )
-            ]  # fmt: skip
+            core = _core(dep, load, kind, a, doubled=doubled, q_tokens=q_tokens, kv_tokens=tokens, key_bytes=key_bytes)
+            up = _kv_up(dep, load.batch * tokens, a) if a.kind == "mla" else []
+            parts[f"{name}@{rank}"] = [*up, core]
     return parts
 
 
@@ -260,41 +258,34 @@ def _sparse_core(dep: Deployment, load: Load, a: Attention, doubled: Count, rows
 
 def _with_decode(dep: Deployment, load: Load, kind: LayerKind, a: Attention, parts: OpParts) -> OpParts:
     """One token per sequence over the rank's share of what it sees of the cache, which is read once."""
-    cp = dep.cp
+    cp, sequences, context = dep.cp, load.rank_tokens, load.cached_unpadded
     tokens = shard_tokens(dep, load, a)
-    if not dep.has_owner and cp > 1:
-        return parts | _ring_decode(dep, load, kind, a, tokens)
-    cache = n_bytes(load.batch * tokens * a.kv_elements(dep.tp), dep.kv_dtype)
+    cache = n_bytes(sequences * tokens * a.kv_elements(dep.tp), dep.kv_dtype)
     if a.indexer is not None:
-        cache = cache + load.batch * tokens * CHOICE_BYTES
-    core = _core(dep, load, kind, a, doubled=2 * wide(tokens), q_tokens=1, kv_tokens=tokens, key_bytes=cache)
-    context = load.cached_unpadded
-    scores = scoring(dep, load, a.scores, 2 * wide(context), 1, context) if a.scores is not None else []
-    if cp == 1:
-        return parts | {"attention": [*scores, core]}
-    # The owner scores: it keeps all keys of the indexer, and sends the choice along with the query.
-    heads, d_v = a.n_heads // dep.tp, absorbed_dims(kind)[1]
-    # The merge reads cp partial outputs with two scalars per head and writes one output.
-    merged = load.batch * heads * (cp * (d_v + 2) + d_v)
-    return {
-        **parts,
-        "qkv": parts["qkv"] + scores,
-        "partial": [core],
-        "merge": [touch(dep, "merge", merged)],
-    }
-
-
-def _ring_decode(dep: Deployment, load: Load, kind: LayerKind, a: Attention, tokens: Count) -> OpParts:
-    """One step of a ring of queries: those of one owner's sequences over the rank's share of their cache."""
-    sequences, heads, d_v = load.rank_tokens, a.n_heads // dep.tp, absorbed_dims(kind)[1]
+        cache = cache + sequences * tokens * CHOICE_BYTES
     core = _core(
         dep, load, kind, a,
         doubled=2 * wide(tokens),
         q_tokens=1,
         kv_tokens=tokens,
-        key_bytes=n_bytes(sequences * tokens * a.kv_elements(dep.tp), dep.kv_dtype),
+        key_bytes=cache,
         sequences=sequences,
     )  # fmt: skip
-    # cp returned outputs, each with a log-sum-exp in fp32, become one.
-    merged = n_bytes(sequences * heads * (dep.cp + 1) * d_v, dep.activation_dtype) + 4 * dep.cp * sequences * heads
-    return {"ring_partial": [core], "ring_merge": [memory(dep, "merge", merged)]}
+    scores: list[Part] = []
+    if a.scores is not None:
+        scores = scoring(dep, load, a.scores, 2 * wide(context), 1, context, sequences=sequences)
+    if cp == 1:
+        return parts | {"attention": [*scores, core]}
+    # An owner scores: it keeps all keys of the indexer, and sends the choice along with the query.
+    parts = parts | {"qkv": parts["qkv"] + scores}
+    heads, d_v = a.n_heads // dep.tp, absorbed_dims(kind)[1]
+    if dep.has_owner:
+        # The merge reads cp partial outputs with two scalars per head and writes one output.
+        merged = touch(dep, "merge", sequences * heads * (cp * (d_v + 2) + d_v))
+        return parts | {"partial": [core], "merge": [merged]}
+    # A step of a ring attends the queries of one owner; cp outputs, each with a log-sum-exp in fp32, become one.
+    outputs = n_bytes(sequences * heads * (cp + 1) * d_v, dep.activation_dtype)
+    return parts | {
+        "ring_partial": [core],
+        "ring_merge": [memory(dep, "merge", outputs + 4 * cp * sequences * heads)],
+    }

@@ -37,13 +37,15 @@ def linear_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     heads, key, value = m.n_heads // tp, m.key_width // tp, m.value_width // tp
     qkv = gemm(dep, "qkv", tokens, hidden, 2 * key + 2 * value + m.n_scalars * heads, dep.dtype)
     is_split = dep.cp > 1 and dep.phase == "prefill"
+    # In decode those that the rank owns.
+    sequences = load.rank_tokens if dep.phase == "decode" else load.batch
     convolution = []
     if m.conv_kernel:
-        channels, n_taps = m.conv_width // tp, load.batch * (m.conv_kernel - 1) * (1 + is_split)
+        channels, n_taps = m.conv_width // tp, sequences * (m.conv_kernel - 1) * (1 + is_split)
         # Channels in and out, and the last taps before the sequence (before each chunk of it).
         convolution = [touch(dep, "qkv", 2 * tokens * channels + 2 * n_taps * channels)]
     moved = n_bytes(tokens * (2 * key + 2 * value), dep.activation_dtype)
-    moved += 2 * n_bytes(load.batch * m.state_elements // tp, m.state_dtype)
+    moved += 2 * n_bytes(sequences * m.state_elements // tp, m.state_dtype)
     core = Part("attention", "attention", linear_flops(m, tokens, heads), moved, dep.activation_dtype)
     # The output is normed and gated: output and gate in, product out.
     o_proj = [touch(dep, "o_proj", 3 * tokens * value), *gemm(dep, "o_proj", tokens, value, hidden, dep.dtype)]

@@ -7,7 +7,7 @@ of sparse attention brings the choice of tokens along, as 32-bit numbers.
 
 from __future__ import annotations
 
-from g5cp_vec.config.attention import Linear
+from g5cp_vec.config.attention import Attention, Linear
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.layers import LayerKind
@@ -82,15 +82,19 @@ def _attention_message(dep: Deployment, load: Load, kind: LayerKind, name: str) 
         return n_bytes(tokens * a.kv_elements(dep.tp), dep.kv_dtype)
     d_q, d_out = absorbed_dims(kind)
     if name == "cp_pass_q":
-        chosen = load.batch * a.scores.top_k * CHOICE_BYTES if a.scores is not None else 0
-        return n_bytes(load.batch * heads * d_q, dep.activation_dtype) + chosen
+        return n_bytes(load.batch * heads * d_q, dep.activation_dtype) + _choice_bytes(a, load.batch)
     if name == "cp_pass_q_ring":
-        return n_bytes(load.rank_tokens * heads * d_q, dep.activation_dtype)
+        return n_bytes(load.rank_tokens * heads * d_q, dep.activation_dtype) + _choice_bytes(a, load.rank_tokens)
     if name == "cp_reduce_ring":
         # An output, and its log-sum-exp in fp32.
         return n_bytes(load.rank_tokens * heads * d_out, dep.activation_dtype) + 4 * load.rank_tokens * heads
     assert name == "cp_reduce"
     return n_bytes(load.batch * heads * (d_out + 2), dep.activation_dtype)
+
+
+def _choice_bytes(a: Attention, sequences: Count) -> Count:
+    """Bytes of what a layer has chosen itself for so many sequences; another layer's choice has been sent before."""
+    return sequences * a.scores.top_k * CHOICE_BYTES if a.scores is not None else 0
 
 
 def _linear_message(dep: Deployment, load: Load, m: Linear, name: str) -> Count:

@@ -78,16 +78,24 @@ def chosen_core(
 
 
 def scoring(
-    dep: Deployment, load: Load, indexer: Indexer, doubled: Count, q_tokens: Count, kv_tokens: Count
+    dep: Deployment,
+    load: Load,
+    indexer: Indexer,
+    doubled: Count,
+    q_tokens: Count,
+    kv_tokens: Count,
+    *,
+    sequences: Count | None = None,
 ) -> list[Part]:
-    """Scores of ``doubled`` pairs a sequence, and the choice of the highest."""
+    """Scores of ``doubled`` pairs a sequence, all of the batch unless said, and the choice of the highest."""
+    batch = load.batch if sequences is None else sequences
     width = indexer.n_heads * indexer.head_dim
-    queries = n_bytes(load.batch * q_tokens * width, indexer.dtype)
+    queries = n_bytes(batch * q_tokens * width, indexer.dtype)
     # Every pair's score once out, and in again for the choice.
-    scores = load.batch * doubled * (SCORE_BYTES // 2)
+    scores = batch * doubled * (SCORE_BYTES // 2)
     shape = AttentionShape(
         phase=dep.phase,
-        batch=load.batch,
+        batch=batch,
         q_tokens=q_tokens,
         kv_tokens=kv_tokens,
         pairs=doubled / 2,
@@ -98,9 +106,9 @@ def scoring(
         latent=False,
         kv_dtype=indexer.dtype,
     )
-    flops = load.batch * indexer.n_heads * (indexer.head_dim + 1) * doubled
-    moved = queries + load.batch * kv_tokens * indexer.key_bytes + scores
-    chosen = load.batch * q_tokens * indexer.top_k * CHOICE_BYTES
+    flops = batch * indexer.n_heads * (indexer.head_dim + 1) * doubled
+    moved = queries + batch * kv_tokens * indexer.key_bytes + scores
+    chosen = batch * q_tokens * indexer.top_k * CHOICE_BYTES
     return [
         Part("indexer", "attention", flops, moved, indexer.dtype, shape),
         memory(dep, "indexer", scores + chosen),

@@ -133,7 +133,7 @@ def _add_attention(
     b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind: int, shape: LayerShape, qkv: Ids
 ) -> Ids:
     if ranks.shape[1] == 1 or shape.mixer == "owner":
-        owners = ranks[:, :1]
+        owners = ranks[:, :1] if plan.has_owner else ranks
         return _add_compute(b, owners, [qkv], keys.duration(("attention", kind)), "attention")
     if shape.mixer == "replicated":
         return _add_compute(b, ranks, [qkv], keys.duration(("attention", kind)), "attention")

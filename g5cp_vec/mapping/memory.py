@@ -234,10 +234,12 @@ def _stage_memory(dep: Deployment, stage: _Stage, seq_len: Count, batch: Count, 
 
 def _cache_bytes(dep: Deployment, kind: LayerKind, seq_len: Count, batch: Count) -> Count:
     """Bytes that one layer keeps of its sequences on a rank: what its queries can still see, or a state."""
+    # Of linear attention and of indexers a rank has only what its own queries need.
+    owned = batch if dep.phase == "prefill" or dep.has_owner else ceil_div(batch, dep.cp)
     if kind.linear is not None:
         m = kind.linear
-        taps = n_bytes(batch * (m.conv_width // dep.tp * max(m.conv_kernel - 1, 0)), dep.activation_dtype)
-        return taps + n_bytes(batch * (m.state_elements // dep.tp), m.state_dtype)
+        taps = n_bytes(owned * (m.conv_width // dep.tp * max(m.conv_kernel - 1, 0)), dep.activation_dtype)
+        return taps + n_bytes(owned * (m.state_elements // dep.tp), m.state_dtype)
     a = kind.softmax
     if a is None:
         return 0
@@ -252,7 +254,7 @@ def _cache_bytes(dep: Deployment, kind: LayerKind, seq_len: Count, batch: Count)
     n_keys = seq_len if dep.phase == "decode" else ceil_div(seq_len, dep.cp)
     if dep.cp_semantics is not None and shares_indexer_keys(dep.cp_semantics, dep.pcp, dep.dcp):
         n_keys = kept
-    return held + batch * n_keys * a.scores.key_bytes
+    return held + owned * n_keys * a.scores.key_bytes
 
 
 def _buffer_bytes(dep: Deployment, kind: LayerKind, load: Load) -> Count:

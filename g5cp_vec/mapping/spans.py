@@ -191,6 +191,11 @@ def structure_reach(dep: Deployment, load: Load) -> NDArray[np.int64]:
     return np.concatenate(parts, axis=1)
 
 
+def varies_with_load(dep: Deployment) -> bool:
+    """Whether loads of a deployment may differ in structure: whether `structure_reach` has any numbers."""
+    return is_sharded_form(dep) or any(is_local(dep, kind) or is_gathered(dep, kind) for kind in dep.model.kinds[0])
+
+
 def is_local(dep: Deployment, kind: LayerKind) -> bool:
     """Whether a layer needs only some keys of other ranks (prefill; windows and chunks)."""
     a = kind.softmax

@@ -1,8 +1,9 @@
 """Chunked prefill whose passes differ in structure: every pass runs on its own graph, and they are added up.
 
-How cached context is gathered decides the graph (`g5cp_vec.mapping.sharding`), and a pass has more of it than the one
-before. Passes that share a graph are simulated together. A rank's traffic and a link's load are summed over the passes
-rank by rank and link by link, before the largest is taken.
+How cached context is gathered decides the graph (`g5cp_vec.mapping.sharding`), and how far back windows and chunks of
+attention reach (`g5cp_vec.mapping.spans`); a pass has more context than the one before. Passes that share a graph are
+simulated together. A rank's traffic and a link's load are summed over the passes rank by rank and link by link, before
+the largest is taken.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from g5cp_vec.engine.measure import MAKESPAN_S
 from g5cp_vec.mapping.graph import REASON, CostKeys
 from g5cp_vec.mapping.load import Load, build_load
 from g5cp_vec.mapping.network import Network
-from g5cp_vec.mapping.sharding import is_sharded_form
-from g5cp_vec.mapping.spans import structure_reach
+from g5cp_vec.mapping.spans import structure_reach, varies_with_load
 from g5cp_vec.mapping.structure import Structure, build_structure
 from g5cp_vec.runner import results
 from g5cp_vec.runner.audited import audit_pass
@@ -43,7 +43,7 @@ class Alike(NamedTuple):
 
 def are_apart(dep: Deployment, passes: Passes) -> bool:
     """Whether some row has several passes, which may differ in structure."""
-    return is_sharded_form(dep) and len(passes.seq_len) > len(passes.first)
+    return len(passes.seq_len) > len(passes.first) and varies_with_load(dep)
 
 
 def by_structure(dep: Deployment, network: Network, passes: Passes) -> Iterator[Alike]:
