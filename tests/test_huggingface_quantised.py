@@ -180,7 +180,7 @@ def test_modelopt_s_own_file_beside(tmp_path):
         ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, ".modules_to_not_convert: expected a list"),
         ({"quant_method": "fp8", "modules_to_not_convert": ["("]}, ".modules_to_not_convert: is not a list of regular"),
         ({"quant_method": "fp8", "modules_to_not_convert": ["(a+)+b"]}, ".modules_to_not_convert: '(a+)+b' repeats"),
-        ({"quant_algo": "MIXED_PRECISION"}, ".quant_algo: 'MIXED_PRECISION' is not modelled; modelled: FP8, "),
+        ({"quant_algo": "MIXED_PRECISION"}, ".quantized_layers: missing, but quant_algo is MIXED_PRECISION"),
         ({"quant_method": "compressed-tensors"}, ".config_groups: missing"),
         (
             compressed(8, "float", strategy="block", block_structure=[32, 32]),

@@ -105,14 +105,16 @@ def _element_types(part: TextPart, layers: list[dict[str, Any]], *, tied: bool) 
 
 
 def _quantisation_keys(part: TextPart) -> Keys | None:
-    """Return where the quantisation is said: in the file, or in ``hf_quant_config.json`` beside it."""
-    for keys in (part.whole, part.keys):
-        if (table := keys.table("quantization_config")) is not None:
-            return table
+    """Return where the quantisation is said: in the file, or in ``hf_quant_config.json`` beside it.
+
+    What a text part says is of the checkpoint that the other file was made from, where there is one.
+    """
+    if (table := part.whole.table("quantization_config")) is not None:
+        return table
     beside = part.whole.path.with_name(part.whole.path.name.removesuffix(FILE) + f"hf_quant_{FILE}")
-    if not part.whole.path.name.endswith(FILE) or not beside.is_file():
-        return None
-    return Keys(beside, read_json(beside))
+    if part.whole.path.name.endswith(FILE) and beside.is_file():
+        return Keys(beside, read_json(beside))
+    return part.keys.table("quantization_config")
 
 
 def _base_dtype(part: TextPart, quantised: bool) -> tuple[str, list[str]]:

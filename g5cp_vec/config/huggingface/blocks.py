@@ -123,12 +123,12 @@ def dense(keys: Keys, key: str = "intermediate_size") -> Table:
     return {"ffn": "dense", "d_ff": keys.count(key)}
 
 
-def experts(keys: Keys, count: str, width: str, **more: Any) -> Table:
-    """Return a network of experts; `more` are fields that the family decides."""
-    n, top_k = keys.count(count), keys.count("num_experts_per_tok")
-    if top_k > n:
-        keys.refuse("num_experts_per_tok", f"{top_k} is more than {count} = {n}")
-    return {"ffn": "moe", "moe": {"n_experts": n, "top_k": top_k, "d_expert": keys.count(width), **more}}
+def experts(keys: Keys, count: str, width: str, *, top_k: str = "num_experts_per_tok", **more: Any) -> Table:
+    """Return a network of experts, three of whose numbers stand under these keys; `more` the family decides."""
+    n, chosen = keys.count(count), keys.count(top_k)
+    if chosen > n:
+        keys.refuse(top_k, f"{chosen} is more than {count} = {n}")
+    return {"ffn": "moe", "moe": {"n_experts": n, "top_k": chosen, "d_expert": keys.count(width), **more}}
 
 
 def shared_experts(keys: Keys) -> Table:

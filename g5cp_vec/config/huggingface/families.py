@@ -41,9 +41,7 @@ class Family:
     names: Names = field(default_factory=Names)
 
 
-def _sizes(
-    vocab: int, hidden: int, ff: int | None, layers: int, heads: int, kv_heads: int | None, **more: Any
-) -> Table:
+def sizes(vocab: int, hidden: int, ff: int | None, layers: int, heads: int, kv_heads: int | None, **more: Any) -> Table:
     """Return defaults: the sizes that every class has, and `more`."""
     return {
         "vocab_size": vocab,
@@ -57,13 +55,13 @@ def _sizes(
     }
 
 
-def _latent(rank: int, queries: int, nope: int, rope: int, value: int, **more: Any) -> Table:
+def latent(rank: int, queries: int, nope: int, rope: int, value: int, **more: Any) -> Table:
     """Return defaults of multi-head latent attention, and `more`."""
     ranks = {"kv_lora_rank": rank, "q_lora_rank": queries, "qk_nope_head_dim": nope, "qk_rope_head_dim": rope}
     return {**ranks, "v_head_dim": value, **more}
 
 
-def _experts(n: int, top_k: int | None, width: int, shared: int, first_dense: int) -> Table:
+def experts(n: int, top_k: int | None, width: int, shared: int, first_dense: int) -> Table:
     """Return defaults of DeepSeek's experts."""
     routed = {"n_routed_experts": n, "num_experts_per_tok": top_k, "moe_intermediate_size": width}
     return {**routed, "n_shared_experts": shared, "first_k_dense_replace": first_dense}
@@ -86,14 +84,14 @@ _DELTA_NET = {
     "partial_rotary_factor": 0.25,
     "head_dim": 256,
 }
-_MISTRAL = _sizes(32000, 4096, 14336, 32, 32, 8, sliding_window=4096)
+_MISTRAL = sizes(32000, 4096, 14336, 32, 32, 8, sliding_window=4096)
 _MIXTRAL = _MISTRAL | {"sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2}
-_QWEN2_VL = _sizes(152064, 8192, 29568, 80, 64, 8, **_QWEN_WINDOW | {"max_window_layers": 80})
-_QWEN3_5 = _sizes(248320, 4096, 12288, 32, 16, 4, **_DELTA_NET)
-_QWEN3_5_MOE = _sizes(248320, 2048, None, 40, 16, 2, **_DELTA_NET, **_qwen_experts(256, 8, 512, 512))
-_V3 = _sizes(129280, 7168, 18432, 61, 128, 128, **_latent(512, 1536, 128, 64, 128), **_experts(256, 8, 2048, 1, 3))
-_GLM4 = _sizes(151552, 4096, 13696, 40, 32, 2, head_dim=128, attention_bias=True, partial_rotary_factor=0.5)
-_GLM4_MOE = _sizes(151552, 4096, 10944, 46, 96, 8, partial_rotary_factor=0.5, **_experts(128, 8, 1408, 1, 1))
+_QWEN2_VL = sizes(152064, 8192, 29568, 80, 64, 8, **_QWEN_WINDOW | {"max_window_layers": 80})
+_QWEN3_5 = sizes(248320, 4096, 12288, 32, 16, 4, **_DELTA_NET)
+_QWEN3_5_MOE = sizes(248320, 2048, None, 40, 16, 2, **_DELTA_NET, **_qwen_experts(256, 8, 512, 512))
+_V3 = sizes(129280, 7168, 18432, 61, 128, 128, **latent(512, 1536, 128, 64, 128), **experts(256, 8, 2048, 1, 3))
+_GLM4 = sizes(151552, 4096, 13696, 40, 32, 2, head_dim=128, attention_bias=True, partial_rotary_factor=0.5)
+_GLM4_MOE = sizes(151552, 4096, 10944, 46, 96, 8, partial_rotary_factor=0.5, **experts(128, 8, 1408, 1, 1))
 _INDEXER = {"index_topk": 2048, "index_head_dim": 128}
 _GEMMA = {"tie_word_embeddings": True, "head_dim": 256}
 
@@ -102,7 +100,7 @@ FAMILIES: dict[str, Family] = {
         "LlamaConfig",
         ("LlamaForCausalLM", "LLaMAForCausalLM"),
         builders.llama,
-        _sizes(32000, 4096, 11008, 32, 32, None),
+        sizes(32000, 4096, 11008, 32, 32, None),
     ),
     "mistral": Family("MistralConfig", ("MistralForCausalLM",), builders.mistral, _MISTRAL),
     "ministral": Family("MinistralConfig", ("MinistralForCausalLM",), builders.mistral, _MISTRAL),
@@ -110,14 +108,14 @@ FAMILIES: dict[str, Family] = {
         "Ministral3Config",
         ("Ministral3ForCausalLM",),
         builders.mistral,
-        _sizes(131072, 4096, 14336, 34, 32, 8, head_dim=128),
+        sizes(131072, 4096, 14336, 34, 32, 8, head_dim=128),
     ),
     "mixtral": Family("MixtralConfig", ("MixtralForCausalLM",), builders.mixtral, _MIXTRAL, modules.BLOCK_SPARSE),
     "qwen2": Family(
         "Qwen2Config",
         ("Qwen2ForCausalLM",),
         builders.qwen2,
-        _sizes(151936, 4096, 22016, 32, 32, 32, **_QWEN_WINDOW),
+        sizes(151936, 4096, 22016, 32, 32, 32, **_QWEN_WINDOW),
     ),
     "qwen2_vl_text": Family("Qwen2VLTextConfig", (), builders.qwen2, _QWEN2_VL),
     "qwen2_5_vl_text": Family("Qwen2_5_VLTextConfig", (), builders.qwen2, _QWEN2_VL),
@@ -125,35 +123,35 @@ FAMILIES: dict[str, Family] = {
         "Qwen2MoeConfig",
         ("Qwen2MoeForCausalLM",),
         builders.qwen2_moe,
-        _sizes(151936, 2048, 5632, 24, 16, 16, qkv_bias=True, **_QWEN_WINDOW, **_qwen_experts(60, 4, 1408, 5632)),
+        sizes(151936, 2048, 5632, 24, 16, 16, qkv_bias=True, **_QWEN_WINDOW, **_qwen_experts(60, 4, 1408, 5632)),
         modules.QWEN,
     ),
     "qwen3": Family(
         "Qwen3Config",
         ("Qwen3ForCausalLM",),
         builders.qwen3,
-        _sizes(151936, 4096, 22016, 32, 32, 32, head_dim=128, **_QWEN_WINDOW),
+        sizes(151936, 4096, 22016, 32, 32, 32, head_dim=128, **_QWEN_WINDOW),
     ),
     "qwen3_vl_text": Family(
-        "Qwen3VLTextConfig", (), builders.qwen3, _sizes(151936, 4096, 22016, 32, 32, 32, head_dim=128)
+        "Qwen3VLTextConfig", (), builders.qwen3, sizes(151936, 4096, 22016, 32, 32, 32, head_dim=128)
     ),
     "qwen3_moe": Family(
         "Qwen3MoeConfig",
         ("Qwen3MoeForCausalLM",),
         builders.qwen3_moe,
-        _sizes(151936, 2048, 6144, 24, 32, 4, sliding_window=4096, **_qwen_experts(128, 8, 768)),
+        sizes(151936, 2048, 6144, 24, 32, 4, sliding_window=4096, **_qwen_experts(128, 8, 768)),
     ),
     "qwen3_vl_moe_text": Family(
         "Qwen3VLMoeTextConfig",
         (),
         builders.qwen3_moe,
-        _sizes(151936, 2048, 5632, 24, 16, 16, **_qwen_experts(60, 4, 1408)),
+        sizes(151936, 2048, 5632, 24, 16, 16, **_qwen_experts(60, 4, 1408)),
     ),
     "qwen3_next": Family(
         "Qwen3NextConfig",
         ("Qwen3NextForCausalLM",),
         hybrids.qwen3_next,
-        _sizes(151936, 2048, 5632, 48, 16, 2, decoder_sparse_step=1, **_DELTA_NET, **_qwen_experts(512, 10, 512, 512)),
+        sizes(151936, 2048, 5632, 48, 16, 2, decoder_sparse_step=1, **_DELTA_NET, **_qwen_experts(512, 10, 512, 512)),
         modules.QWEN,
     ),
     "qwen3_5_text": Family(
@@ -166,7 +164,7 @@ FAMILIES: dict[str, Family] = {
         "Llama4TextConfig",
         ("Llama4ForCausalLM",),
         builders.llama4,
-        _sizes(
+        sizes(
             202048,
             5120,
             8192,
@@ -188,7 +186,7 @@ FAMILIES: dict[str, Family] = {
         "DeepseekV2Config",
         ("DeepseekV2ForCausalLM",),
         hybrids.deepseek,
-        _sizes(
+        sizes(
             102400,
             4096,
             11008,
@@ -196,8 +194,8 @@ FAMILIES: dict[str, Family] = {
             32,
             None,
             topk_method="greedy",
-            **_latent(512, 1536, 128, 64, 128),
-            **_experts(64, None, 1407, 2, 0),
+            **latent(512, 1536, 128, 64, 128),
+            **experts(64, None, 1407, 2, 0),
         ),
         modules.DEEPSEEK,
     ),
@@ -216,7 +214,7 @@ FAMILIES: dict[str, Family] = {
         "GlmMoeDsaConfig",
         ("GlmMoeDsaForCausalLM",),
         hybrids.deepseek,
-        _sizes(
+        sizes(
             154880,
             6144,
             12288,
@@ -225,8 +223,8 @@ FAMILIES: dict[str, Family] = {
             64,
             index_n_heads=32,
             **_INDEXER,
-            **_latent(512, 2048, 192, 64, 256),
-            **_experts(256, 8, 2048, 1, 3),
+            **latent(512, 2048, 192, 64, 256),
+            **experts(256, 8, 2048, 1, 3),
         ),
         modules.DEEPSEEK,
     ),
@@ -234,7 +232,7 @@ FAMILIES: dict[str, Family] = {
         "Glm4MoeLiteConfig",
         ("Glm4MoeLiteForCausalLM",),
         hybrids.deepseek,
-        _sizes(154880, 2048, 10240, 47, 20, 20, **_latent(512, 768, 192, 64, 256), **_experts(64, 4, 1536, 1, 1)),
+        sizes(154880, 2048, 10240, 47, 20, 20, **latent(512, 768, 192, 64, 256), **experts(64, 4, 1536, 1, 1)),
         modules.DEEPSEEK,
     ),
     "chatglm": Family(
@@ -260,7 +258,7 @@ FAMILIES: dict[str, Family] = {
         "GptOssConfig",
         ("GptOssForCausalLM",),
         builders.gpt_oss,
-        _sizes(
+        sizes(
             201088,
             2880,
             2880,
@@ -276,25 +274,25 @@ FAMILIES: dict[str, Family] = {
         Names(experts=("mlp.experts",)),
     ),
     "gemma": Family(
-        "GemmaConfig", ("GemmaForCausalLM",), builders.gemma, _sizes(256000, 3072, 24576, 28, 16, 16) | _GEMMA
+        "GemmaConfig", ("GemmaForCausalLM",), builders.gemma, sizes(256000, 3072, 24576, 28, 16, 16) | _GEMMA
     ),
     "gemma2": Family(
         "Gemma2Config",
         ("Gemma2ForCausalLM",),
         builders.gemma2,
-        _sizes(256000, 2304, 9216, 26, 8, 4, sliding_window=4096, sliding_window_pattern=2, qk_norm=False) | _GEMMA,
+        sizes(256000, 2304, 9216, 26, 8, 4, sliding_window=4096, sliding_window_pattern=2, qk_norm=False) | _GEMMA,
     ),
     "gemma3_text": Family(
         "Gemma3TextConfig",
         ("Gemma3ForCausalLM",),
         builders.gemma2,
-        _sizes(262208, 2304, 9216, 26, 8, 4, sliding_window=4096, sliding_window_pattern=6, qk_norm=True) | _GEMMA,
+        sizes(262208, 2304, 9216, 26, 8, 4, sliding_window=4096, sliding_window_pattern=6, qk_norm=True) | _GEMMA,
     ),
     "minimax_m2": Family(
         "MiniMaxM2Config",
         ("MiniMaxM2ForCausalLM",),
         builders.minimax_m2,
-        _sizes(
+        sizes(
             200064,
             3072,
             1536,
@@ -318,40 +316,40 @@ FAMILIES: dict[str, Family] = {
     ),
     "minimax_m1": Family("MiniMaxM1Config", ("MiniMaxM1ForCausalLM",), hybrids.minimax, _MIXTRAL, modules.MINIMAX),
     "phi3": Family(
-        "Phi3Config", ("Phi3ForCausalLM",), builders.mistral, _sizes(32064, 3072, 8192, 32, 32, None), modules.PHI
+        "Phi3Config", ("Phi3ForCausalLM",), builders.mistral, sizes(32064, 3072, 8192, 32, 32, None), modules.PHI
     ),
     "phimoe": Family(
         "PhimoeConfig",
         ("PhimoeForCausalLM", "PhiMoEForCausalLM"),
         builders.phimoe,
-        _sizes(32064, 4096, 6400, 32, 32, 8, num_local_experts=16, num_experts_per_tok=2),
+        sizes(32064, 4096, 6400, 32, 32, 8, num_local_experts=16, num_experts_per_tok=2),
         modules.BLOCK_SPARSE,
     ),
     "cohere": Family(
         "CohereConfig",
         ("CohereForCausalLM",),
         builders.cohere,
-        _sizes(256000, 8192, 22528, 40, 64, None) | {"tie_word_embeddings": True},
+        sizes(256000, 8192, 22528, 40, 64, None) | {"tie_word_embeddings": True},
     ),
     "cohere2": Family(
         "Cohere2Config",
         ("Cohere2ForCausalLM",),
         builders.cohere,
-        _sizes(256000, 8192, 22528, 40, 64, None, sliding_window=4096, sliding_window_pattern=4)
+        sizes(256000, 8192, 22528, 40, 64, None, sliding_window=4096, sliding_window_pattern=4)
         | {"tie_word_embeddings": True},
     ),
     "nemotron": Family(
         "NemotronConfig",
         ("NemotronForCausalLM",),
         builders.nemotron,
-        _sizes(256000, 6144, 24576, 32, 48, None, partial_rotary_factor=0.5),
+        sizes(256000, 6144, 24576, 32, 48, None, partial_rotary_factor=0.5),
         Names(network=modules.UNGATED),
     ),
     "nemotron_h": Family(
         "NemotronHConfig",
         ("NemotronHForCausalLM",),
         hybrids.nemotron_h,
-        _sizes(
+        sizes(
             131072,
             4096,
             21504,
@@ -373,6 +371,6 @@ FAMILIES: dict[str, Family] = {
         modules.NEMOTRON_H,
     ),
     "nemotron-nas": Family(
-        "DeciLMConfig", ("DeciLMForCausalLM",), hybrids.nemotron_nas, _sizes(128256, 8192, None, 80, 64, None)
+        "DeciLMConfig", ("DeciLMForCausalLM",), hybrids.nemotron_nas, sizes(128256, 8192, None, 80, 64, None)
     ),
 }

@@ -14,6 +14,8 @@ from g5cp_vec.config.huggingface.source import MOST_LAYERS, Keys
 def deepseek(keys: Keys) -> Table:
     """DeepSeek V2, V3 and the models built like them; V3.2's sparse attention where the class has index keys."""
     n = n_layers(keys)
+    if keys.values.get("use_mla") is False:
+        keys.refuse("use_mla", "false is not modelled: the class projects keys and values through latents")
     plain = blocks.latent(keys)
     attention = [plain] * n
     if "index_topk" in keys.defaults:
@@ -104,11 +106,10 @@ def nemotron_h(keys: Keys) -> Table:
     if "moe" in kinds and keys.flag("mlp_bias"):
         keys.refuse("mlp_bias", "shared experts with biases beside routed ones without are not modelled")
     if "moe" in kinds:
-        shared = {"n_shared": 1, "d_shared": keys.count("moe_shared_expert_intermediate_size"), "router_bias": True}
-        made["moe"] = {
-            "mixer": "none",
-            **blocks.experts(keys, "n_routed_experts", "moe_intermediate_size", **shared),
-        }
+        width = keys.count("moe_shared_expert_intermediate_size")
+        made["moe"] = {"mixer": "none"} | blocks.experts(
+            keys, "n_routed_experts", "moe_intermediate_size", n_shared=1, d_shared=width, router_bias=True
+        )
     return {"layer": [made[kind] for kind in kinds], "gated": False, "ffn_bias": keys.flag("mlp_bias")}
 
 

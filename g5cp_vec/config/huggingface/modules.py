@@ -149,4 +149,13 @@ def names_or_expressions(patterns: Iterable[str]) -> Matcher:
 
 def wildcards(patterns: Iterable[str]) -> Matcher:
     """Return the matcher of ModelOpt: names of modules, which mean what is in them too, with ``*`` for any text."""
-    return _any_of(rf"{translate(p)}|{re.escape(p)}\." for p in patterns)
+    listed = list(patterns)
+    # A checkpoint may name every expert: plain names are looked up.
+    plain = {pattern for pattern in listed if _PLAIN.fullmatch(pattern)}
+    expression = _any_of(rf"{translate(p)}|{re.escape(p)}\." for p in listed if p not in plain)
+
+    def matches(name: str) -> bool:
+        ends = [i for i, letter in enumerate(name) if letter == "."] + [len(name)]
+        return any(name[:end] in plain for end in ends) or expression(name)
+
+    return matches

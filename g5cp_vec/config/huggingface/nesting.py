@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from g5cp_vec.config._files import describe, did_you_mean
-from g5cp_vec.config.huggingface.families import FAMILIES, Family
+from g5cp_vec.config.huggingface.families import Family
+from g5cp_vec.config.huggingface.further import ALL as FAMILIES
 from g5cp_vec.config.huggingface.source import Keys, shown
 
 
@@ -65,6 +66,14 @@ _LACKING = {
     "mllama_text_model": "cross-attention layers",
     "deepseek_v4": "compressed attention and hyper-connections",
     "kimi_linear": "Kimi delta attention",
+    "longcat_flash": "two attentions a layer, and experts that compute nothing",
+    "mimo_v2_flash": "keys and values of different widths, and windows with heads of their own",
+    "bailing_hybrid": "latent attention beside lightning attention with group norms",
+    "falcon_h1": "attention and Mamba side by side in a layer",
+    "lfm2": "short convolutions in the place of attention",
+    "lfm2_moe": "short convolutions in the place of attention",
+    "hunyuan": "layers that share a cache",
+    "apertus": "activations with weights of their own",
     "phi": "parallel layers with a biased head",
     "phi4mm": "adapters of the other inputs within the text part",
     "phi3small": "block-sparse attention",

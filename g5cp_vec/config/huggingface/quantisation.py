@@ -296,15 +296,30 @@ def _modelopt(keys: Keys) -> Quantisation:
     cache = {"FP8": "fp8", "INT8": "int8"}.get(kv) or _cache(inner)
     if algorithm is None and kv is not None:
         return Quantisation(inner, (), cache)
-    if algorithm in ("W4A16_AWQ", "W4A8_AWQ"):
-        dtype = _integer_format(inner, 4, _group(inner), zeros=False, key="group_size")
-    elif not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
-        inner.refuse("quant_algo", f"{shown(algorithm)} is not modelled; modelled: {', '.join(_ALGORITHMS)}, W4A16_AWQ")
-    else:
-        dtype = _ALGORITHMS[algorithm]
     lists = ("ignore", "exclude_modules", "modules_to_not_convert")
     lacks = _matcher(inner, "ignore", wildcards, _patterns(inner, *lists))
-    return Quantisation(inner, (Rule(dtype, _everything, lacks, head=True),), cache)
+    if algorithm != "MIXED_PRECISION":
+        return Quantisation(inner, (Rule(_algorithm(inner), _everything, lacks, head=True),), cache)
+    listed = inner.table("quantized_layers")
+    if listed is None:
+        inner.refuse("quantized_layers", "missing, but quant_algo is MIXED_PRECISION")
+    named: dict[str, list[str]] = {}
+    for name in listed.values:
+        entry = listed.table(name)
+        if entry is not None and entry.raw("quant_algo") is not None:
+            named.setdefault(_algorithm(entry), []).append(name)
+    rules = (Rule(dtype, wildcards(names), lacks, head=True) for dtype, names in named.items())
+    return Quantisation(inner, tuple(rules), cache)
+
+
+def _algorithm(keys: Keys) -> str:
+    """Return the format of one of ModelOpt's algorithms."""
+    algorithm = keys.raw("quant_algo")
+    if algorithm in ("W4A16_AWQ", "W4A8_AWQ"):
+        return _integer_format(keys, 4, _group(keys), zeros=False, key="group_size")
+    if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
+        keys.refuse("quant_algo", f"{shown(algorithm)} is not modelled; modelled: {', '.join(_ALGORITHMS)}, W4A16_AWQ")
+    return _ALGORITHMS[algorithm]
 
 
 _METHODS: dict[str, Callable[[Keys], Quantisation]] = {
