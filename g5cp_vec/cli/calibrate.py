@@ -91,11 +91,17 @@ def _rows_of(rows: list[Row], name: str) -> list[Row]:
 
 def _evaluate(chip: Chip, chip_name: str, name: str, rows: list[Row], as_csv: bool, as_json: bool) -> None:
     from g5cp_vec.calibration.evaluate import evaluate
+    from g5cp_vec.calibration.fit import Machine
+    from g5cp_vec.calibration.peaks import describe_too_fast, split_by_peak
     from g5cp_vec.errors import ConfigError
 
     if chip.calibration is None:
         raise ConfigError(f"{chip_name}: has no [calibration]; make one with g5cp-vec calibrate … -o chip.toml")
-    result = evaluate(chip, _rows_of(rows, name))
+    own = _rows_of(rows, name)
+    _, too_fast = split_by_peak(own, {name: Machine.of(chip)})
+    if too_fast:
+        click.echo(f"{describe_too_fast(too_fast, len(own))}; no prediction does", err=True)
+    result = evaluate(chip, own)
     if as_csv:
         click.echo(result.rows.write_csv(), nl=False)
     elif as_json:
@@ -134,6 +140,7 @@ def _fit(
     chip: Chip, chip_name: str, name: str, rows: list[Row], tables: tuple[Path, ...], source: str, output: Path
 ) -> None:
     from g5cp_vec.calibration.fit import calibration_of, fit_rows
+    from g5cp_vec.calibration.peaks import describe_too_fast, split_by_peak
     from g5cp_vec.calibration.peers import known_machines
     from g5cp_vec.calibration.write import chip_text
     from g5cp_vec.config._files import locate
@@ -144,7 +151,14 @@ def _fit(
     ignored = sorted({row.system for row in rows} - set(machines))
     if ignored:
         click.echo(f"rows of {', '.join(ignored)} are left out: no peak rates are known for them", err=True)
-    fitted = fit_rows([row for row in rows if row.system in machines], machines, name)
+    known = [row for row in rows if row.system in machines]
+    possible, too_fast = split_by_peak(known, machines)
+    if too_fast:
+        said_of_them = describe_too_fast(too_fast, len(known))
+        if not any(row.system == name for row in possible):
+            raise ConfigError(f"{said_of_them}; no row of {name!r} is left: check units, element types and the chip")
+        click.echo(f"{said_of_them}; they are left out, check units and element types", err=True)
+    fitted = fit_rows(possible, machines, name)
     said = source or f"measured rows of {', '.join(table.name for table in tables)}"
     calibration = calibration_of(fitted, chip.calibration, said, [table.name for table in tables])
     text = chip_text(locate("chips", chip_name), calibration)

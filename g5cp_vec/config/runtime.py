@@ -75,8 +75,9 @@ class Runtime(Record):
     collective_library, all_reduce_library : str
         Libraries whose collectives count as measured on the chip, inside a switched domain: ``"nccl"``, and the engine
         whose own all-reduce takes calls of at most ``all_reduce_library_limit``. Empty for wires as they are.
-    all_reduce_library_limit : int
-        In bytes of the whole buffer.
+    all_reduce_library_limit : int or None
+        In bytes of the whole buffer; None where what was measured of the engine is all that it does, its own change to
+        another library for large calls among it.
     prefill_all_reduce, decode_all_reduce : {"flat", "rails", "hierarchical"}
         All-reduce of a tensor-parallel group that spans nodes evenly: ``flat`` is what the key ``collective`` says.
     decode_serial : bool
@@ -112,7 +113,7 @@ class Runtime(Record):
     routing: str = ""
     collective_library: str = ""
     all_reduce_library: str = ""
-    all_reduce_library_limit: Annotated[int, Field(ge=0)] = 8 * 2**20
+    all_reduce_library_limit: Annotated[int, Field(ge=0)] | None = None
     prefill_all_reduce: AllReduce = "flat"
     decode_all_reduce: AllReduce = "flat"
     decode_serial: bool = False

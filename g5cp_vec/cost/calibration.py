@@ -308,11 +308,36 @@ def _price(chip: Chip, calibration: Calibration, hidden: int, part: Part, kernel
         return None
     seconds = surface_seconds(chip, place.surface, place.coordinates, place.work) * place.share
     bound_s = np.maximum(part.flops / chip.peak(place.surface.arithmetic_dtype), byte_s)
+    seconds = np.maximum(seconds, _row_seconds(chip, calibration, part, kernels))
     factor = extrapolation(place.surface, place.coordinates)
     for ratio in place.ratios:
         factor = np.maximum(factor, ratio)
     # A rank that nothing is left for (a window that needs no other rank's keys) launches nothing.
     return Price(np.where(part.flops == 0, bound_s, np.maximum(seconds, bound_s)), factor)
+
+
+def _row_seconds(chip: Chip, calibration: Calibration, part: Part, kernels: Kernels) -> Any:
+    """Return what one row of a prefill over more keys than it has rows takes alone, as the decode step it is (s).
+
+    Some row attends at least as many keys as the average one, and a kernel that does several rows could do that one
+    only: so none is faster than the kernel for one row. It matters for few new tokens over a long cache, which no
+    table of prefill kernels has. 0 where that is another kernel: with latents, and in a type not measured in decode.
+    """
+    shape = part.shape
+    if not isinstance(shape, AttentionShape) or shape.phase != "prefill" or shape.d_qk != shape.d_v:
+        return 0.0
+    is_over_cache = np.asarray(shape.kv_tokens > shape.q_tokens)
+    if not is_over_cache.any():
+        return 0.0
+    surface = calibration.chosen(kernels).get(("attention_decode", shape.kv_dtype))
+    if surface is None or part.flop_class != "attention":
+        return 0.0
+    # Pairs count a row's own key by half.
+    keys = np.maximum(np.floor(shape.pairs / shape.q_tokens + 0.5), 1.0)
+    c = surface.numbers
+    work = (shape.d_qk + shape.d_v) / (c["d_qk"] + c["d_v"])
+    seconds = surface_seconds(chip, surface, (keys, wide(shape.batch) * shape.kv_heads), work)
+    return np.where(is_over_cache, seconds, 0.0)
 
 
 def kindred_seconds(chip: Chip, hidden: int, part: Part, kernels: Kernels = DEFAULTS) -> Any:

@@ -86,7 +86,8 @@ def surfaces_of(dep: Deployment, op: str) -> list[tuple[Surface, float]]:
         return []
     wanted = [(runtime.collective_library, np.inf)]
     if op == "all_reduce":
-        wanted.insert(0, (runtime.all_reduce_library, float(runtime.all_reduce_library_limit)))
+        limit = runtime.all_reduce_library_limit
+        wanted.insert(0, (runtime.all_reduce_library, np.inf if limit is None else float(limit)))
     found = ((calibration.collective(name, op), most) for name, most in wanted if name)
     return [(surface, most) for surface, most in found if surface is not None]
 
