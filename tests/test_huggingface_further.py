@@ -7,9 +7,17 @@ import json
 import pytest
 from test_huggingface_refused import CONFIGS
 
+from g5cp_vec.config.chip import load_chip
+from g5cp_vec.config.deployment import build_deployment
 from g5cp_vec.config.huggingface.further import FURTHER
-from g5cp_vec.config.model import load_model
+from g5cp_vec.config.layers import LayerDtypes
+from g5cp_vec.config.model import Attention, Dtypes, LayerTable, Model, load_model
+from g5cp_vec.config.topology import load_topology
+from g5cp_vec.cost.flops import layer_parts
+from g5cp_vec.cost.model_flops import model_flops
 from g5cp_vec.errors import ConfigError
+from g5cp_vec.mapping.load import build_load
+from g5cp_vec.mapping.memory import MemoryModel
 
 
 def read(tmp_path, contents, beside=None):
@@ -205,7 +213,7 @@ def test_modelopt_s_formats_of_single_modules(tmp_path):
     [
         (mixed(None), "quantized_layers: missing"),
         (mixed({"model.layers.0.mlp": {"quant_algo": "W8A8"}}), "quantized_layers.model.layers.0.mlp.quant_algo: "),
-        (mixed({f"model.layers.0.self_attn.{m}_proj": {"quant_algo": "FP8"} for m in "qkv"}),
+        (mixed({f"model.layers.0.self_attn.{m}_proj": {"quant_algo": "FP8"} for m in "qo"}),
          "matrices of attention of one layer in several types are not modelled (layer 0: "),
     ],
 )  # fmt: skip
@@ -234,3 +242,93 @@ def test_the_file_beside_speaks_for_a_converted_checkpoint(tmp_path):
     beside = {"quantization": {"quant_algo": "NVFP4", "exclude_modules": excluded}}
     model = read(tmp_path, contents, beside)
     assert (model.dtypes.experts, model.dtypes.attention) == ("nvfp4", "bf16")
+
+
+# --- Parts of attention in types of their own -------------------------------------------------------------------------
+
+DEEPSEEK = json.loads((CONFIGS / "DeepSeek-V3.json").read_text()) | {"quantization_config": None}
+SPARSE = json.loads((CONFIGS / "DeepSeek-V3.2.json").read_text()) | {"quantization_config": None}
+
+
+def deployed(model, **more):
+    keys = {"phase": "decode", "cp": 1, "n_chips": 1, "tp": 1, "ep": 1, "dp": 1, "model": model}
+    return build_deployment({**keys, "chip": load_chip("b200-sxm"), "topology": load_topology("flat-450"), **more})
+
+
+def weight_bytes(dep):
+    return MemoryModel(dep).at(8, 1, 0).weight_bytes
+
+
+def excluding(*modules):
+    excluded = ["*lm_head", *(f"*self_attn.{module}*" for module in modules)]
+    return {"quantization": {"quant_algo": "NVFP4", "exclude_modules": excluded}}
+
+
+def test_latents_are_projected_up_in_a_type_of_their_own(tmp_path):
+    """ModelOpt's recipe nvfp4_wq_a_wkv_a_wq_b_wo: all of a layer's attention in nvfp4 but kv_b_proj."""
+    model = read(tmp_path, DEEPSEEK, excluding("kv_b_proj"))
+    assert (model.default_dtypes.attention, model.default_dtypes.kv_b_proj) == ("nvfp4", "bf16")
+    assert (model.default_dtypes.o_proj, model.dtypes.o_proj, model.dtypes.indexer) == ("nvfp4", None, None)
+    dep = deployed(model)
+    up = 512 * 128 * (128 + 128)
+    # nvfp4: half a byte, a byte for 16, and fp32 for the matrix.
+    assert weight_bytes(dep) - weight_bytes(deployed(read(tmp_path, DEEPSEEK, excluding()))) == 61 * (
+        2 * up - (up // 2 + up // 16 + 4)
+    )
+    parts = layer_parts(dep, build_load(dep, 4096, 1, 0), model.layers[0])
+    types = {part.flop_class: part.dtype for op in ("qkv", "o_proj") for part in parts[op] if part.unit == "gemm"}
+    assert types == {"qkv": "fp4", "q_absorb": "bf16", "v_up": "bf16", "o_proj": "fp4"}
+    # The grid's word is for all of it.
+    dep = deployed(model, dtype="fp8")
+    assert {dep.dtype, dep.o_proj_dtype, dep.kv_b_proj_dtype, dep.indexer_dtype} == {"fp8"}
+    by_type = model_flops(deployed(model), build_load(deployed(model), 4096, 1, 0))
+    without = model_flops(deployed(read(tmp_path, DEEPSEEK, excluding())), build_load(deployed(model), 4096, 1, 0))
+    assert without["fp4"] - by_type["fp4"] == by_type["bf16"] - without["bf16"] == 61 * 2 * up
+
+
+def test_outputs_are_projected_in_a_type_of_their_own(tmp_path):
+    """Only the output projection is converted, and in one layer not even that."""
+    kept = excluding("q_", "kv_")
+    kept["quantization"]["exclude_modules"].append("model.layers.7.self_attn*")
+    model = read(tmp_path, DEEPSEEK, kept)
+    assert (model.default_dtypes.attention, model.default_dtypes.o_proj) == ("bf16", "nvfp4")
+    dep = deployed(model)
+    own = [dep.of_layer(kind) for kind in model.layers]
+    assert [one.o_proj_dtype for one in own] == 7 * ["nvfp4"] + ["bf16"] + 53 * ["nvfp4"]
+    assert {one.dtype for one in own} == {one.kv_b_proj_dtype for one in own} == {"bf16"}
+    # Linear attention has an output projection too.
+    linear = {
+        **SMALL, "model_type": "qwen3_next", "num_experts": 4, "num_experts_per_tok": 2, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["out_proj", "o_proj"]},
+    }  # fmt: skip
+    model = read(tmp_path, linear)
+    assert (model.default_dtypes.attention, model.default_dtypes.o_proj) == ("fp8", "bf16")
+
+
+def test_an_indexer_in_a_type_of_its_own(tmp_path):
+    model = read(tmp_path, SPARSE, excluding("indexer"))
+    assert (model.default_dtypes.attention, model.default_dtypes.indexer) == ("nvfp4", "bf16")
+    dep = deployed(model)
+    parts = layer_parts(dep, build_load(dep, 4096, 1, 0), model.layers[0])["qkv"]
+    assert [part.dtype for part in parts if part.flop_class == "indexer" and part.unit == "gemm"] == 3 * ["bf16"]
+    # Where it is narrower than the rest its inputs are brought to its type, 1536 and 7168 wide.
+    names = [f"model.layers.{i}.self_attn.indexer.{name}" for i in range(61) for name in ("wq_b", "wk")]
+    model = read(tmp_path, SPARSE, mixed({name: {"quant_algo": "FP8"} for name in names}))
+    dep = deployed(model)
+    parts = layer_parts(dep, build_load(dep, 4096, 1, 0), model.layers[0])["qkv"]
+    brought = [part.bytes for part in parts if part.flop_class == "indexer" and part.unit == "memory"][:2]
+    assert brought == [3 * 1536, 3 * 7168]
+
+
+def test_a_written_layer_s_attention_carries_its_parts_along():
+    """A layer that says attention alone means all of it, unless the model says a part."""
+    fields = {
+        "name": "m", "hidden": 64, "vocab": 100, "n_layers": 2, "d_ff": 64, "dtype": "bf16",
+        "attention": Attention(kind="gqa", n_heads=4, n_kv_heads=4, head_dim=16),
+        "layer": (LayerTable(dtypes=LayerDtypes(attention="fp8")), LayerTable()),
+    }  # fmt: skip
+    for said, expected in ((None, ["fp8", "bf16"]), ("nvfp4", ["nvfp4", "nvfp4"])):
+        model = Model(**fields, dtypes=Dtypes(o_proj=said))
+        dep = deployed(model)
+        assert [dep.of_layer(kind).o_proj_dtype for kind in model.layers] == expected

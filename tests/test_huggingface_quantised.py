@@ -191,9 +191,9 @@ def test_modelopt_s_own_file_beside(tmp_path):
             ".config_groups.group_0.targets: quant",
         ),
         (
-            {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.3.self_attn.o_proj"]},
+            {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.3.self_attn.k_proj"]},
             ": matrices of attention of one layer in several types are not modelled (layer 3: self_attn.q_proj in fp8 "
-            "and self_attn.o_proj in bf16)",
+            "and self_attn.k_proj in bf16)",
         ),
         (7, ": expected an object, got 7"),
     ],

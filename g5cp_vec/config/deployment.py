@@ -40,6 +40,19 @@ __all__ = ["DTYPE_BITS", "Deployment", "Dtype", "build_deployment", "n_bytes"]
 MOST_TOKENS = 2**36
 
 
+# Where a deployment keeps the types of a layer's weights.
+_FIELDS = {
+    "attention": "dtype",
+    "ffn": "ffn_dtype",
+    "experts": "expert_dtype",
+    "o_proj": "o_proj_dtype",
+    "kv_b_proj": "kv_b_proj_dtype",
+    "indexer": "indexer_dtype",
+}
+# Of attention: what may be stored otherwise than the rest of it.
+_PARTS = ("o_proj", "kv_b_proj", "indexer")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
     """A feasible deployment; make one with :func:`build_deployment`, which checks.
@@ -72,8 +85,11 @@ class Deployment:
     dtype, ffn_dtype, kv_dtype, activation_dtype : str
         Element types of weights, of feed-forward weights, of the cache and of activations.
     converted : tuple of str
-        Of "attention", "ffn" and "experts" those whose type the grid says, for every layer alike; empty where no layer
-        of the model is stored otherwise than the others.
+        Classes of weights whose type the grid says, for every layer alike; empty where no layer of the model is stored
+        otherwise than the others.
+    o_proj_dtype, kv_b_proj_dtype, indexer_dtype : str
+        Of attention's output projection, that of latents up to keys and values, and an indexer's (`dtype` unless the
+        checkpoint differs and the grid says nothing).
     expert_dtype, embedding_dtype, head_dtype : str
         Of routed experts (`ffn_dtype` unless the checkpoint differs and the grid says nothing), of the embedding table
         and of the head (`activation_dtype` unless the checkpoint differs).
@@ -107,6 +123,9 @@ class Deployment:
     kv_dtype: str
     activation_dtype: str
     converted: tuple[str, ...]
+    o_proj_dtype: str
+    kv_b_proj_dtype: str
+    indexer_dtype: str
     expert_dtype: str
     embedding_dtype: str
     head_dtype: str
@@ -160,9 +179,15 @@ class Deployment:
 
     def of_layer(self, kind: LayerKind) -> Deployment:
         """Return the same deployment with the element types that one layer is stored in."""
-        own = {} if kind.dtypes is None else kind.dtypes.model_dump(exclude_none=True)
-        fields = {"attention": "dtype", "ffn": "ffn_dtype", "experts": "expert_dtype"}
-        types = {fields[weights]: dtype for weights, dtype in own.items() if weights not in self.converted}
+        if kind.dtypes is None:
+            return self
+        own, of_model = kind.dtypes.model_dump(exclude_none=True), self.model.dtypes
+        if "attention" in own:
+            # What the model says nothing of is as the rest of the layer's attention.
+            for part in _PARTS:
+                if of_model is None or getattr(of_model, part) is None:
+                    own.setdefault(part, own["attention"])
+        types = {_FIELDS[weights]: dtype for weights, dtype in own.items() if weights not in self.converted}
         return dataclasses.replace(self, **types) if types else self
 
     @cached_property
@@ -219,7 +244,7 @@ def _converted(chosen: Mapping[str, Any]) -> tuple[str, ...]:
     if all(kind.dtypes is None for kind in chosen["model"].kinds[0]):
         return ()
     networks = ("ffn", "experts") if chosen["ffn_dtype"] or chosen["dtype"] else ()
-    return (("attention",) if chosen["dtype"] else ()) + networks
+    return (("attention", *_PARTS) if chosen["dtype"] else ()) + networks
 
 
 def _sharding(chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,6 +266,9 @@ def _element_types(chosen: Mapping[str, Any]) -> dict[str, Any]:
         "ffn_dtype": written or stored.ffn,
         "expert_dtype": written or stored.experts,
         "converted": _converted(chosen),
+        "o_proj_dtype": chosen["dtype"] or stored.o_proj,
+        "kv_b_proj_dtype": chosen["dtype"] or stored.kv_b_proj,
+        "indexer_dtype": chosen["dtype"] or stored.indexer,
         "kv_dtype": chosen["kv_dtype"] or stored.kv,
         # A type that the grid says is one that the weights were converted to, whatever the checkpoint has.
         "embedding_dtype": (None if chosen["dtype"] else stored.embedding) or activation,

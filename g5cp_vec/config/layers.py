@@ -59,13 +59,16 @@ class LayerDtypes(Frozen):
 
     Attributes
     ----------
-    attention, ffn, experts : str or None
-        As in the model's ``[dtypes]``.
+    attention, ffn, experts, o_proj, kv_b_proj, indexer : str or None
+        As in the model's ``[dtypes]``; the latter three are as `attention` where neither says them.
     """
 
     attention: WeightDtype | None = None
     ffn: WeightDtype | None = None
     experts: WeightDtype | None = None
+    o_proj: WeightDtype | None = None
+    kv_b_proj: WeightDtype | None = None
+    indexer: WeightDtype | None = None
 
 
 class LayerKind(Frozen):

@@ -42,6 +42,9 @@ class Dtypes(Frozen):
     ----------
     attention, ffn, experts : str or None
         Projections of attention; dense networks and shared experts; routed experts (as `ffn` unless said).
+    o_proj, kv_b_proj, indexer : str or None
+        Of attention the output projection, the one of latents up to keys and values, and those of an indexer; as
+        `attention` unless said.
     embedding, head : str or None
         Embedding table and output projection; as activations unless said. A tied head is the embedding.
     kv : str or None
@@ -51,6 +54,9 @@ class Dtypes(Frozen):
     attention: WeightDtype | None = None
     ffn: WeightDtype | None = None
     experts: WeightDtype | None = None
+    o_proj: WeightDtype | None = None
+    kv_b_proj: WeightDtype | None = None
+    indexer: WeightDtype | None = None
     embedding: Dtype | None = None
     head: WeightDtype | None = None
     kv: Dtype | None = None
@@ -275,11 +281,14 @@ class Model(Record):
     def default_dtypes(self) -> Dtypes:
         """The types that weights and cache are published in, all filled in but those that follow activations."""
         written = self.dtypes or Dtypes()
-        ffn = written.ffn or self.dtype
+        attention, ffn = written.attention or self.dtype, written.ffn or self.dtype
         return Dtypes(
-            attention=written.attention or self.dtype,
+            attention=attention,
             ffn=ffn,
             experts=written.experts or ffn,
+            o_proj=written.o_proj or attention,
+            kv_b_proj=written.kv_b_proj or attention,
+            indexer=written.indexer or attention,
             embedding=written.embedding,
             head=written.embedding if self.tie_embeddings else written.head,
             kv=written.kv or "bf16",

@@ -25,8 +25,8 @@ class Weight(NamedTuple):
     module : str
         What it belongs to: attention, linear, indexer, ffn, experts, shared, router, norms, embedding, head.
     stored : str
-        Whose element type it is stored in: attention, ffn, experts, embedding, head, or activation (vectors, norms,
-        routers, convolutions).
+        Whose element type it is stored in: attention, o_proj, kv_b_proj, indexer, ffn, experts, embedding, head, or
+        activation (vectors, norms, routers, convolutions).
     """
 
     module: str
@@ -85,16 +85,17 @@ def _attention(hidden: int, a: Attention, tp: int) -> Iterator[Weight]:
             yield matrix(hidden, a.q_lora_rank)
             yield matrix(a.q_lora_rank, query)
         yield matrix(hidden, latent)
-        yield matrix(a.kv_lora_rank, heads * (a.qk_nope_head_dim + a.v_head_dim))
+        up = heads * (a.qk_nope_head_dim + a.v_head_dim)
+        yield Weight("attention", "kv_b_proj", a.kv_lora_rank, up)
         biases = (a.q_lora_rank or 0) + latent
         yield vector(a.kv_lora_rank + (a.q_lora_rank or 0), "norms")
-    yield matrix(heads * a.d_v, hidden)
+    yield Weight("attention", "o_proj", heads * a.d_v, hidden)
     yield vector(biases * a.qkv_bias + hidden * a.o_bias + heads * a.sinks)
     if a.scores is not None:
         # Each rank scores with all heads of the indexer: its choice must be the same on every rank.
         assert a.q_lora_rank is not None
-        yield Weight("indexer", "attention", a.q_lora_rank, a.scores.n_heads * a.scores.head_dim)
-        yield Weight("indexer", "attention", hidden, a.scores.head_dim)
+        yield Weight("indexer", "indexer", a.q_lora_rank, a.scores.n_heads * a.scores.head_dim)
+        yield Weight("indexer", "indexer", hidden, a.scores.head_dim)
         yield Weight("indexer", "activation", hidden, a.scores.n_heads)
         yield vector(2 * a.scores.head_dim, "indexer")
 
@@ -102,7 +103,7 @@ def _attention(hidden: int, a: Attention, tp: int) -> Iterator[Weight]:
 def _linear(hidden: int, m: Linear, tp: int) -> Iterator[Weight]:
     heads, key, value = m.n_heads // tp, m.key_width // tp, m.value_width // tp
     yield Weight("linear", "attention", hidden, 2 * key + 2 * value + m.n_scalars * heads)
-    yield Weight("linear", "attention", value, hidden)
+    yield Weight("linear", "o_proj", value, hidden)
     yield Weight("linear", "activation", m.conv_width // tp, m.conv_kernel + m.conv_bias)
     # Decay and step biases (and the skip of mamba2), and the norm of the output: of one head, or of all.
     per_head = {"gated_delta_net": 2, "lightning": 0, "mamba2": 3}[m.kind]

@@ -91,7 +91,7 @@ def attention_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     qkv.append(memory(dep, "qkv", n_bytes(tokens * a.kv_elements(tp), dep.kv_dtype)))
     if a.scores is not None:
         qkv += indexer_projections(dep, load, a, a.scores)
-    o_proj = gemm(dep, "o_proj", tokens, heads * a.d_v, hidden, dep.dtype)
+    o_proj = gemm(dep, "o_proj", tokens, heads * a.d_v, hidden, dep.o_proj_dtype)
     if a.output_gate:
         o_proj.insert(0, touch(dep, "o_proj", 3 * tokens * heads * a.d_v))
     if dep.phase == "prefill" and dep.sequence_ranks > 1 and a.span == "full" and not is_sharded_form(dep):
@@ -134,12 +134,12 @@ def _latent_projections(dep: Deployment, load: Load, a: Attention) -> list[Part]
 def _kv_up(dep: Deployment, rows: Count, a: Attention) -> list[Part]:
     """Up-projection of latents to the keys and values of this shard's heads (kv_b_proj)."""
     width = a.n_heads // dep.tp * (a.qk_nope_head_dim + a.v_head_dim)
-    return gemm(dep, "kv_up", rows, a.kv_lora_rank, width, dep.dtype)
+    return gemm(dep, "kv_up", rows, a.kv_lora_rank, width, dep.kv_b_proj_dtype)
 
 
 def _per_head(dep: Deployment, flop_class: str, tokens: Count, heads: int, k: int, n: int) -> list[Part]:
     """One small GEMM per head (the absorbed halves of kv_b_proj)."""
-    return gemm(dep, flop_class, tokens * heads, k, n, dep.dtype, heads)
+    return gemm(dep, flop_class, tokens * heads, k, n, dep.kv_b_proj_dtype, heads)
 
 
 def _core(

@@ -48,7 +48,7 @@ def linear_parts(dep: Deployment, load: Load, kind: LayerKind) -> OpParts:
     moved += 2 * n_bytes(sequences * m.state_elements // tp, m.state_dtype)
     core = Part("attention", "attention", linear_flops(m, tokens, heads), moved, dep.activation_dtype)
     # The output is normed and gated: output and gate in, product out.
-    o_proj = [touch(dep, "o_proj", 3 * tokens * value), *gemm(dep, "o_proj", tokens, value, hidden, dep.dtype)]
+    o_proj = [touch(dep, "o_proj", 3 * tokens * value), *gemm(dep, "o_proj", tokens, value, hidden, dep.o_proj_dtype)]
     if dep.pcp > 1 and dep.phase == "prefill":
         return {"qkv": qkv, "o_proj": o_proj, **_handed_over(dep, load, m, convolution, moved)}
     if not is_split:

@@ -27,7 +27,10 @@ def model_flops(dep: Deployment, load: Load) -> dict[str, Count]:
     kinds, sequence = dep.model.kinds
     for kind, n_layers in ((kinds[index], n) for index, n in Counter(sequence).items()):
         own = dep.of_layer(kind)
-        stored = {"attention": own.dtype, "ffn": own.ffn_dtype, "experts": own.expert_dtype}
+        stored = {
+            "attention": own.dtype, "o_proj": own.o_proj_dtype, "kv_b_proj": own.kv_b_proj_dtype,
+            "indexer": own.indexer_dtype, "ffn": own.ffn_dtype, "experts": own.expert_dtype,
+        }  # fmt: skip
         for name, weights in _active_weights(dep, kind).items():
             dtype = element_type(stored.get(name, dep.activation_dtype))
             total[dtype] += n_layers * 2 * tokens * weights

@@ -190,7 +190,7 @@ def _kv_up(dep: Deployment, a: Attention, w: Widths, rows: Count) -> list[Part]:
         return []
     # No op has no rows; a load that lacks the op is priced beside others that have it.
     width = w.heads * (a.qk_nope_head_dim + a.v_head_dim)
-    return gemm(dep, "kv_up", most(rows, 1), a.kv_lora_rank, width, dep.dtype)
+    return gemm(dep, "kv_up", most(rows, 1), a.kv_lora_rank, width, dep.kv_b_proj_dtype)
 
 
 def _decode_parts(dep: Deployment, load: Load, a: Attention, w: Widths) -> OpParts:

@@ -22,9 +22,11 @@ def indexer_projections(dep: Deployment, load: Load, a: Attention, indexer: Inde
     """All heads on each rank: queries from the latent of queries, a key and a weight a head from the hidden state."""
     tokens, hidden, width = load.rank_tokens, dep.model.hidden, indexer.n_heads * indexer.head_dim
     assert a.q_lora_rank is not None
+    # Attention's projections before have brought both inputs to their type.
+    shares = dep.indexer_dtype == dep.dtype
     return [
-        *gemm(dep, "indexer", tokens, a.q_lora_rank, width, dep.dtype, shares_input=True),
-        *gemm(dep, "indexer", tokens, hidden, indexer.head_dim, dep.dtype, shares_input=True),
+        *gemm(dep, "indexer", tokens, a.q_lora_rank, width, dep.indexer_dtype, shares_input=shares),
+        *gemm(dep, "indexer", tokens, hidden, indexer.head_dim, dep.indexer_dtype, shares_input=shares),
         *gemm(dep, "indexer", tokens, hidden, indexer.n_heads, dep.activation_dtype),
         touch(dep, "indexer", 2 * tokens * (width + indexer.head_dim)),  # norm, rotation
         memory(dep, "indexer", tokens * indexer.key_bytes),  # into the cache

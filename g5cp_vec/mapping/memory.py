@@ -194,6 +194,9 @@ def layer_weight_bytes(dep: Deployment, kind: LayerKind) -> int:
 def _stored_bytes(dep: Deployment, weight: Weight) -> int:
     dtype = {
         "attention": dep.dtype,
+        "o_proj": dep.o_proj_dtype,
+        "kv_b_proj": dep.kv_b_proj_dtype,
+        "indexer": dep.indexer_dtype,
         "ffn": dep.ffn_dtype,
         "experts": dep.expert_dtype,
         "activation": dep.activation_dtype,

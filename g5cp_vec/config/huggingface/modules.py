@@ -19,6 +19,12 @@ _HEADS = ("lm_head", "language_model.lm_head", "model.lm_head")
 _EMBEDDINGS = ("model.embed_tokens", "language_model.model.embed_tokens", "model.language_model.embed_tokens")
 
 Matcher = Callable[[str], bool]
+# Modules of attention that may be stored otherwise than the rest of it, by the class they are of.
+_PARTS = {
+    "o_proj": re.compile(r"\.(o_proj|out_proj)$"),
+    "kv_b_proj": re.compile(r"\.kv_b_proj$"),
+    "indexer": re.compile(r"\.indexer\."),
+}
 _PLAIN = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 
 
@@ -43,10 +49,16 @@ class Names:
 
     def of_layer(self, layer: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yield classes of weights (keys of ``dtypes``) with the modules that a layer has of each."""
+        modules: tuple[str, ...] = ()
         if "attention" in layer:
-            yield "attention", self._of_attention(layer["attention"])
+            modules = self._of_attention(layer["attention"])
         elif "linear" in layer:
-            yield "attention", self.linear
+            modules = self.linear
+        parts: dict[str, tuple[str, ...]] = {}
+        for module in modules:
+            part = next((part for part, is_of in _PARTS.items() if is_of.search(module)), "attention")
+            parts[part] = (*parts.get(part, ()), module)
+        yield from parts.items()
         if layer.get("ffn") == "dense":
             yield "ffn", self.network
         elif layer.get("ffn") == "moe":

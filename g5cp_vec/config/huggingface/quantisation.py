@@ -25,7 +25,12 @@ from g5cp_vec.config.huggingface.modules import (
 from g5cp_vec.config.huggingface.source import Keys, shown
 
 _NESTED_REPETITION = re.compile(r"[*+}]\)[*+{]")
-_CLASSES = {"attention": "matrices of attention", "ffn": "matrices of a network", "experts": "matrices of experts"}
+_CLASSES = {
+    "attention": "matrices of attention", "o_proj": "output projections", "kv_b_proj": "projections of latents",
+    "indexer": "matrices of an indexer", "ffn": "matrices of a network", "experts": "matrices of experts",
+}  # fmt: skip
+# Parts of attention that may have a type of their own.
+_PARTS = ("o_proj", "kv_b_proj", "indexer")
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,10 @@ class Quantisation:
         stored = []
         for i, layer in enumerate(layers):
             stored.append({w: self._class_dtype(names, i, w, modules, base) for w, modules in names.of_layer(layer)})
+        for part in _PARTS:
+            if all(types.get(part) == types.get("attention") for types in stored if part in types):
+                for types in stored:
+                    types.pop(part, None)
         counts: dict[str, Counter[str]] = {}
         for types in stored:
             for weights, dtype in types.items():
@@ -106,7 +115,8 @@ class Quantisation:
 
     def _dtype(self, weights: str, names: Sequence[str], base: str) -> str:
         for rule in self.rules:
-            if (rule.head if weights == "head" else weights in rule.classes) and rule.applies(names):
+            of_class = "attention" if weights in _PARTS else weights
+            if (rule.head if weights == "head" else of_class in rule.classes) and rule.applies(names):
                 return rule.dtype
         return base
 
