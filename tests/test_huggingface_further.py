@@ -199,7 +199,7 @@ def test_modelopt_s_formats_of_single_modules(tmp_path):
     names |= {f"model.layers.{i}.mlp": {"quant_algo": "W4A16_NVFP4", "group_size": 16} for i in (0, 1, 3)}
     model = read(tmp_path, LLAMA, mixed({**names, "lm_head": {"quant_algo": "FP8"}}, kv_cache_quant_algo="FP8"))
     assert (model.dtypes.attention, model.dtypes.ffn, model.dtypes.head, model.dtypes.kv) == (
-        "fp8", "nvfp4", "fp8", "fp8",
+        "fp8", "nvfp4_a16", "fp8", "fp8",
     )  # fmt: skip
     assert [kind.dtypes and kind.dtypes.ffn for kind in model.layers] == [None, None, "bf16", None]
     some = {name.replace(".mlp", ".ml"): entry for name, entry in names.items()}
@@ -332,3 +332,12 @@ def test_a_written_layer_s_attention_carries_its_parts_along():
         model = Model(**fields, dtypes=Dtypes(o_proj=said))
         dep = deployed(model)
         assert [dep.of_layer(kind).o_proj_dtype for kind in model.layers] == expected
+
+
+@pytest.mark.parametrize(("algorithm", "rate"), [("W4A8_AWQ", "bf16"), ("W4A8_MXFP4_FP8", "fp4")])
+def test_what_is_counted_otherwise_is_said(tmp_path, algorithm, rate):
+    said = f"products of {algorithm} run in fp8, and are counted at the rate of {rate}"
+    alone = {"quantization": {"quant_algo": algorithm, "group_size": 128}}
+    assert said in read(tmp_path, LLAMA, alone).notes
+    modules = {f"model.layers.{i}.mlp": {"quant_algo": algorithm, "group_size": 128} for i in range(4)}
+    assert said in read(tmp_path, LLAMA, mixed(modules)).notes

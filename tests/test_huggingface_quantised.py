@@ -90,15 +90,15 @@ def test_compressed_tensors(tmp_path):
     assert stored(kimi) == plain | {"experts": "int4_group32"}
     channel = compressed(8, "float", strategy="channel")
     types = stored(read(tmp_path, "Meta-Llama-3.1-8B", channel))
-    assert (types["attention"], types["ffn"], types["head"]) == ("fp8", "fp8", None)
+    assert (types["attention"], types["ffn"], types["head"]) == ("fp8_a16", "fp8_a16", None)
     headed = compressed(8, "int", ignore=[], strategy="channel")
-    assert stored(read(tmp_path, "Meta-Llama-3.1-8B", headed))["head"] == "int8"
+    assert stored(read(tmp_path, "Meta-Llama-3.1-8B", headed))["head"] == "int8_a16"
     # A tied head is the embedding, which no rule for matrices means.
     assert stored(read(tmp_path, "Qwen2.5-0.5B", headed))["head"] is None
     wide = compressed(4, "float", group_size=16, strategy="tensor_group")
     cached = wide | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
     assert stored(read(tmp_path, "Meta-Llama-3.1-8B", cached))["kv"] == "fp8"
-    assert stored(read(tmp_path, "Meta-Llama-3.1-8B", cached))["ffn"] == "nvfp4"
+    assert stored(read(tmp_path, "Meta-Llama-3.1-8B", cached))["ffn"] == "nvfp4_a16"
 
 
 def test_two_groups_with_formats_of_their_own(tmp_path):
@@ -108,7 +108,7 @@ def test_two_groups_with_formats_of_their_own(tmp_path):
         "weights": {"num_bits": 4, "type": "int", "group_size": 128, "strategy": "group", "symmetric": False},
     }
     types = stored(read(tmp_path, "Mixtral-8x7B-v0.1", mixed))
-    assert (types["attention"], types["experts"]) == ("fp8", "int4_group128_zeros")
+    assert (types["attention"], types["experts"]) == ("fp8_a16", "int4_group128_zeros")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,10 @@ def test_two_groups_with_formats_of_their_own(tmp_path):
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": False}, "int4_group64"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": True}, "int4_group128"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}, "int4_group32_zeros"),
-        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "int8"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "int8_a16"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "int8_group128"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 32, "sym": False}, "int8_group32_zeros"),
+        ({"quant_algo": "W4A16_NVFP4", "group_size": 16}, "nvfp4_a16"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, "nvfp4"),
@@ -174,7 +177,7 @@ def test_modelopt_s_own_file_beside(tmp_path):
         ({"quant_method": 4}, ".quant_method: expected a text, got 4"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, ".load_in_4bit: bitsandbytes' 4-bit formats"),
         ({"quant_method": "gptq", "bits": 3, "group_size": 128}, ".bits: 3-bit integers in groups of 128 are not"),
-        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, ".bits: 8-bit integers in groups of 128 are not"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 16}, ".bits: 8-bit integers in groups of 16 are not"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"+:x": {}}}, ".dynamic: modules with"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, ".weight_block_size: blocks of [64, 64] are not"),
         ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, ".modules_to_not_convert: expected a list"),
@@ -262,3 +265,43 @@ def test_zero_points_take_four_bits_a_group():
     assert matrix_bytes(256, 3, "int4_group128_zeros") == 256 * 3 // 2 + 6 * 2 + 3
     assert matrix_bytes(256, 3, "int4_group64") == 256 * 3 // 2 + 12 * 2
     assert matrix_bytes(96, 1, "int4_group32_zeros") == 48 + 3 * 2 + 2
+
+
+@pytest.mark.parametrize(
+    ("weights", "alone", "both"),
+    [
+        ({"bits": 8, "kind": "float", "strategy": "channel"}, "fp8_a16", "fp8"),
+        ({"bits": 8, "kind": "int", "strategy": "channel"}, "int8_a16", "int8"),
+        ({"bits": 4, "kind": "float", "group_size": 16}, "nvfp4_a16", "nvfp4"),
+        ({"bits": 4, "kind": "float", "group_size": 32}, "mxfp4_a16", "mxfp4"),
+    ],
+)
+def test_weights_alone_or_with_their_inputs(tmp_path, weights, alone, both):
+    """What a checkpoint says of inputs decides what products run in: narrow weights alone are widened."""
+    said = compressed(**weights)
+    models = [read(tmp_path, "Meta-Llama-3.1-8B", said)]
+    said["config_groups"]["group_0"]["input_activations"] = {"num_bits": weights["bits"], "dynamic": True}
+    models.append(read(tmp_path, "Meta-Llama-3.1-8B", said))
+    assert [model.default_dtypes.ffn for model in models] == [alone, both]
+    chip = load_chip("b200-sxm")
+    peaks = []
+    for model in models:
+        dep = deployment(model, chip=chip)
+        parts = layer_parts(dep, build_load(dep, 4096, 1, 0), model.layers[0])["ffn"]
+        product = next(part for part in parts if part.unit == "gemm")
+        peaks.append(chip.peak(product.dtype))
+        # Inputs are brought to a narrower type only where products run in it: before each of the two products.
+        assert sum(part.unit == "memory" for part in parts) == 2 + 2 * (product.dtype in ("fp8", "fp4"))
+        # Whatever they run in, weights take their stored bytes.
+        assert product.bytes >= matrix_bytes(4096, 2 * 14336 // 8, both)
+    assert peaks[0] == chip.peak("bf16")
+    assert (peaks[1] > peaks[0]) == (both != "int8")  # this chip has no rate for int8
+    assert build_memory(deployment(models[0])) == build_memory(deployment(models[1]))
+
+
+def test_groups_of_weights_and_inputs_are_refused(tmp_path):
+    said = compressed(8, "int", group_size=128, strategy="group")
+    said["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "dynamic": True}
+    assert ".config_groups.group_0.weights.num_bits: 8-bit integers in groups of 128 of weights and inputs are not" in (
+        refusal(tmp_path, "Meta-Llama-3.1-8B", said)
+    )

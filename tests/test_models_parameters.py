@@ -277,6 +277,12 @@ def test_what_is_refused(case, tmp_path):
         ("nvfp4", 64, 5, 160 + 20 + 4),
         ("int4_group32", 64, 5, 160 + 2 * 10),
         ("int4_group128", 64, 5, 160 + 2 * 5),
+        ("int8_group32", 64, 5, 320 + 2 * 10),
+        ("int8_group128_zeros", 200, 5, 1000 + 2 * 10 + 10),
+        ("fp8_a16", 64, 5, 320),
+        ("int8_a16", 64, 5, 320),
+        ("mxfp4_a16", 65, 5, 163 + 15),
+        ("nvfp4_a16", 64, 5, 160 + 20 + 4),
     ],
 )
 def test_bytes_of_block_formats(dtype, inputs, outputs, expected):
@@ -284,4 +290,4 @@ def test_bytes_of_block_formats(dtype, inputs, outputs, expected):
 
 
 def test_every_block_format_names_its_element():
-    assert {form.element for form in BLOCK_FORMATS.values()} <= {"fp8", "fp4", "int4"}
+    assert {form.element for form in BLOCK_FORMATS.values()} <= {"fp8", "fp4", "int4", "w8", "w4"}

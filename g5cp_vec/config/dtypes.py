@@ -14,10 +14,14 @@ Dtype = Literal["bf16", "fp16", "fp8", "int8", "fp4", "int4", "fp32"]
 WeightDtype = Literal[
     "bf16", "fp16", "fp8", "int8", "fp4", "int4", "fp32", "fp8_block", "mxfp8", "mxfp4", "nvfp4", "int4_group32",
     "int4_group64", "int4_group128", "int4_group32_zeros", "int4_group64_zeros", "int4_group128_zeros",
+    "int8_group32", "int8_group64", "int8_group128", "int8_group32_zeros", "int8_group64_zeros", "int8_group128_zeros",
+    "fp8_a16", "int8_a16", "mxfp4_a16", "nvfp4_a16",
 ]  # fmt: skip
 
 # Bits, not bytes: two 4-bit elements share a byte.
 DTYPE_BITS = MappingProxyType({"bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4, "fp32": 32})
+# What weights are stored in that are widened to activations before they meet them; no chip has a rate for these.
+_WIDENED_BITS = MappingProxyType({"w8": 8, "w4": 4})
 
 
 class BlockFormat(NamedTuple):
@@ -48,6 +52,7 @@ class BlockFormat(NamedTuple):
 # nvfp4: blocks of 16 along the inputs with E4M3 scales of one byte, and one fp32 scale a matrix (arXiv:2509.25149).
 # int4_group32 to int4_group128: symmetric integers with one bf16 scale for so many inputs (compressed-tensors
 # pack-quantized, symmetric GPTQ); with _zeros, a zero point of four bits beside each scale (AWQ, asymmetric GPTQ).
+# int8_group32 to int8_group128: the same of eight bits. _a16: weights alone are narrow, and widened when they are used.
 BLOCK_FORMATS = MappingProxyType(
     {
         "fp8_block": BlockFormat("fp8", 128, 128, 4),
@@ -60,8 +65,23 @@ BLOCK_FORMATS = MappingProxyType(
         "int4_group32_zeros": BlockFormat("int4", 32, 1, 2, zero_bits=4),
         "int4_group64_zeros": BlockFormat("int4", 64, 1, 2, zero_bits=4),
         "int4_group128_zeros": BlockFormat("int4", 128, 1, 2, zero_bits=4),
+        "int8_group32": BlockFormat("w8", 32, 1, 2),
+        "int8_group64": BlockFormat("w8", 64, 1, 2),
+        "int8_group128": BlockFormat("w8", 128, 1, 2),
+        "int8_group32_zeros": BlockFormat("w8", 32, 1, 2, zero_bits=8),
+        "int8_group64_zeros": BlockFormat("w8", 64, 1, 2, zero_bits=8),
+        "int8_group128_zeros": BlockFormat("w8", 128, 1, 2, zero_bits=8),
+        "fp8_a16": BlockFormat("w8", 1, 1, 0),
+        "int8_a16": BlockFormat("w8", 1, 1, 0),
+        "mxfp4_a16": BlockFormat("w4", 32, 1, 1),
+        "nvfp4_a16": BlockFormat("w4", 16, 1, 1, 4),
     }
 )
+
+
+def element_bits(dtype: str) -> int:
+    """Return the bits of an element of a plain type, or of what `element_type` returns."""
+    return _WIDENED_BITS[dtype] if dtype in _WIDENED_BITS else DTYPE_BITS[dtype]
 
 
 def n_bytes(elements: Any, dtype: str) -> Any:
@@ -79,11 +99,11 @@ def n_bytes(elements: Any, dtype: str) -> Any:
     >>> n_bytes(3, "bf16"), n_bytes(3, "fp4")
     (6, 2)
     """
-    return (elements * DTYPE_BITS[dtype] + 7) // 8
+    return (elements * element_bits(dtype) + 7) // 8
 
 
 def element_type(dtype: str) -> str:
-    """Return the type of a format's elements: what products run in."""
+    """Return the type of a format's elements: what products run in, at the bf16 rate where a chip has none for it."""
     return BLOCK_FORMATS[dtype].element if dtype in BLOCK_FORMATS else dtype
 
 

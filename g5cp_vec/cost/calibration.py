@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from g5cp_vec.config.calibration import CONSTANTS, Calibration, Kernels, Surface
 from g5cp_vec.config.chip import Chip
-from g5cp_vec.config.dtypes import DTYPE_BITS
+from g5cp_vec.config.dtypes import element_bits
 from g5cp_vec.cost.parts import AttentionShape, GemmShape, Part
 from g5cp_vec.mapping.load import wide
 
@@ -235,11 +235,11 @@ def place_part(calibration: Calibration, hidden: int, part: Part, kernels: Kerne
 def _place_gemm(surfaces: Surfaces, hidden: int, part: Part, shape: GemmShape) -> Place | None:
     if part.flop_class == "experts":
         # Where the element type was not measured, that of the nearest width, a narrower one first.
-        bits = DTYPE_BITS[part.dtype]
+        bits = element_bits(part.dtype)
         measured = [dtype for kind, dtype in surfaces if kind == "moe"]
         if not measured:
             return None
-        dtype = min(measured, key=lambda dtype: (dtype != part.dtype, abs(DTYPE_BITS[dtype] - bits), DTYPE_BITS[dtype]))
+        dtype = min(measured, key=lambda one: (one != part.dtype, abs(element_bits(one) - bits), element_bits(one)))
         experts = surfaces["moe", dtype]
         coordinates = (wide(shape.m) / shape.n_weights, shape.n_weights, shape.width)
         whole, _ = _moe_work(experts.numbers, *coordinates)
@@ -351,7 +351,7 @@ def kindred_seconds(chip: Chip, hidden: int, part: Part, kernels: Kernels = DEFA
     surface, work = place.surface, place.work
     form = surface.overhead_s, surface.arithmetic_efficiency, surface.memory_efficiency
     flop_s, byte_s = (work * s for s in peak_times(chip, surface, place.coordinates))
-    asked = {**surface.numbers, "element_bits": float(DTYPE_BITS[part.dtype])}
+    asked = {**surface.numbers, "element_bits": float(element_bits(part.dtype))}
     flops, n_bytes = (work * n for n in WORK[surface.kind](asked, *place.coordinates))
     here = closed_form(flops / chip.peak(part.dtype), n_bytes / chip.hbm_bandwidth_bytes_per_s, *form)
     seconds = surface_seconds(chip, surface, place.coordinates, work) * (here / closed_form(flop_s, byte_s, *form))

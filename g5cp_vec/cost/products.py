@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.config.dtypes import DTYPE_BITS, element_type, matrix_bytes, n_bytes
+from g5cp_vec.config.dtypes import element_bits, element_type, matrix_bytes, n_bytes
 from g5cp_vec.cost.parts import GemmShape, Part
 from g5cp_vec.mapping.load import Count, Load, ceil_div, wide
 
@@ -37,7 +37,7 @@ def quantises(dep: Deployment, dtype: str) -> bool:
     Integers of four bits are widened instead, and so is a type that the chip has no rate for.
     """
     element, known = element_type(dtype), dict(dep.chip.peak_flops)
-    narrow = DTYPE_BITS[element] < DTYPE_BITS[dep.activation_dtype]
+    narrow = element_bits(element) < element_bits(dep.activation_dtype)
     return narrow and element in _QUANTISED and element in known
 
 

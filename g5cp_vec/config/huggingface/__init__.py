@@ -91,6 +91,7 @@ def _element_types(part: TextPart, layers: list[dict[str, Any]], *, tied: bool) 
         found["head"] = head
     if quantisation.kv is not None:
         found["kv"] = quantisation.kv
+    notes += quantisation.notes
     notes.append(f"stored as {', '.join(f'{name} {dtype}' for name, dtype in found.items())}; everything else {base}")
     for i, types in enumerate(own):
         if types:

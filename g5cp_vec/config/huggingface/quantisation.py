@@ -71,11 +71,14 @@ class Quantisation:
         The first that applies to a module decides.
     kv : str or None
         Element type of the cache.
+    notes : tuple of str
+        What is not as the format says.
     """
 
     keys: Keys
     rules: tuple[Rule, ...]
     kv: str | None = None
+    notes: tuple[str, ...] = ()
 
     def dtypes(
         self, names: Names, layers: Sequence[Mapping[str, Any]], base: str
@@ -185,14 +188,17 @@ def _mxfp4(keys: Keys) -> Quantisation:
     return Quantisation(keys, (Rule("mxfp4", _everything, lacks, classes=("experts",)),))
 
 
-def _integer_format(keys: Keys, bits: int, group: int | None, *, zeros: bool, key: str) -> str:
-    """Return the format of integers with one scale for `group` inputs (None: for a row)."""
+def _integer_format(keys: Keys, bits: int, group: int | None, *, zeros: bool, key: str, alone: bool = True) -> str:
+    """Return the format of integers with one scale for `group` inputs (None: a row); `alone` where inputs stay wide."""
     if bits == 8 and group is None and not zeros:
-        return "int8"
+        return "int8_a16" if alone else "int8"
     dtype = f"int{bits}_group{group}{'_zeros' if zeros else ''}"
-    if bits != 4 or group not in (32, 64, 128):
+    if bits not in (4, 8) or group not in (32, 64, 128) or (bits == 8 and not alone):
         what = f"{bits}-bit integers in groups of {group}" if group else f"{bits}-bit integers with a scale a row"
-        keys.refuse(key, f"{what} are not modelled; expected 4 bits in groups of 32, 64 or 128, or 8 bits a row")
+        both = "" if alone else " of weights and inputs"
+        keys.refuse(
+            key, f"{what}{both} are not modelled; expected 4 or 8 bits in groups of 32, 64 or 128, or 8 bits a row"
+        )
     return dtype
 
 
@@ -248,25 +254,26 @@ def _compressed_tensors(keys: Keys) -> Quantisation:
         has = _everything if everywhere else _matcher(group, "targets", names_or_expressions, targets)
         if any(has(embedding) for embedding in names_of_embedding() if not everywhere) or "Embedding" in targets:
             group.refuse("targets", "quantised embeddings are not modelled")
-        rules.append(Rule(_weights_format(weights), has, ignored, head=True))
+        alone = group.table("input_activations") is None
+        rules.append(Rule(_weights_format(weights, alone=alone), has, ignored, head=True))
     return Quantisation(keys, tuple(rules), _cache(keys))
 
 
-def _weights_format(weights: Keys) -> str:
-    """Return the format of compressed-tensors' ``weights``."""
+def _weights_format(weights: Keys, *, alone: bool) -> str:
+    """Return the format of compressed-tensors' ``weights``; `alone` where their inputs are not narrowed."""
     bits, kind = weights.count("num_bits"), weights.text("type")
     group = _group(weights)
     strategy = weights.text("strategy") if weights.says("strategy") else "tensor" if group is None else "group"
     if kind == "int":
         symmetric = weights.flag("symmetric") if weights.says("symmetric") else True
-        return _integer_format(weights, bits, group, zeros=not symmetric, key="num_bits")
+        return _integer_format(weights, bits, group, zeros=not symmetric, key="num_bits", alone=alone)
     if kind == "float" and bits == 8 and strategy in ("tensor", "channel"):
-        return "fp8"
+        return "fp8_a16" if alone else "fp8"
     if kind == "float" and bits == 8 and strategy == "block":
         return _block(weights, "block_structure")
     known = {"4 by 16": "nvfp4", "4 by 32": "mxfp4", "8 by 32": "mxfp8"}
     if kind == "float" and (dtype := known.get(f"{bits} by {group}")) is not None:
-        return dtype
+        return f"{dtype}_a16" if alone and bits == 4 else dtype
     return weights.refuse("type", f"{bits} bits of {shown(kind)} by {strategy} (group {group}) are not modelled")
 
 
@@ -289,7 +296,7 @@ _ALGORITHMS = {
     "W8A8_SQ_PER_CHANNEL": "int8",
     "NVFP4": "nvfp4",
     "NVFP4_AWQ": "nvfp4",
-    "W4A16_NVFP4": "nvfp4",
+    "W4A16_NVFP4": "nvfp4_a16",
     "MXFP8": "mxfp8",
     "MXFP4": "mxfp4",
     "W4A8_MXFP4_FP8": "mxfp4",
@@ -309,7 +316,9 @@ def _modelopt(keys: Keys) -> Quantisation:
     lists = ("ignore", "exclude_modules", "modules_to_not_convert")
     lacks = _matcher(inner, "ignore", wildcards, _patterns(inner, *lists))
     if algorithm != "MIXED_PRECISION":
-        return Quantisation(inner, (Rule(_algorithm(inner), _everything, lacks, head=True),), cache)
+        return Quantisation(
+            inner, (Rule(_algorithm(inner), _everything, lacks, head=True),), cache, _notes([algorithm])
+        )
     listed = inner.table("quantized_layers")
     if listed is None:
         inner.refuse("quantized_layers", "missing, but quant_algo is MIXED_PRECISION")
@@ -319,7 +328,17 @@ def _modelopt(keys: Keys) -> Quantisation:
         if entry is not None and entry.raw("quant_algo") is not None:
             named.setdefault(_algorithm(entry), []).append(name)
     rules = (Rule(dtype, wildcards(names), lacks, head=True) for dtype, names in named.items())
-    return Quantisation(inner, tuple(rules), cache)
+    algorithms = [entry.get("quant_algo") for entry in listed.values.values() if isinstance(entry, dict)]
+    return Quantisation(inner, tuple(rules), cache, _notes(algorithms))
+
+
+# Four-bit weights that meet inputs of eight bits, and the rate that their products are counted at.
+_FOUR_BY_EIGHT = {"W4A8_AWQ": "bf16", "W4A8_MXFP4_FP8": "fp4"}
+
+
+def _notes(algorithms: Iterable[Any]) -> tuple[str, ...]:
+    found = [algorithm for algorithm in _FOUR_BY_EIGHT if algorithm in algorithms]
+    return tuple(f"products of {a} run in fp8, and are counted at the rate of {_FOUR_BY_EIGHT[a]}" for a in found)
 
 
 def _algorithm(keys: Keys) -> str:
