@@ -4,6 +4,9 @@ Every rank sums up each of its two chunks on its own: the state that the chunk w
 the state before it. All of these are gathered; every rank then combines them in the order of the chunks, starts each of
 its own from the state before it, and goes through its tokens. A convolution first needs the last taps of the chunk
 before: they come from its rank, and are sent as if every chunk had at least as many tokens as there are taps.
+
+What earlier passes have left travels no more: the rank of the last chunk is that of the next pass's first one, whose
+summary begins with it.
 """
 
 from __future__ import annotations
