@@ -3,8 +3,8 @@
 Every rank owns the tokens of ceil(batch / cp) sequences (padded, where there are too few of them) and runs the whole
 layer for them; the KV cache of every sequence is spread over the group. The queries go once round the ring. Each rank
 attends its own shard for the queries it holds, cp times; then the partial outputs return to their owners with their
-log-sum-exp in a single all-to-all, and are merged there. Of a window or chunk a shard is its share of what is seen; with
-sparse attention an owner scores, and its choice goes along with its queries.
+log-sum-exp in a single all-to-all, and are merged there. Of a window or chunk a shard is its share of what is seen;
+with sparse attention an owner scores, and its choice goes along with its queries.
 
 With one stream (``decode_serial``) a transfer waits for the attention before it as well: nothing overlaps.
 """
