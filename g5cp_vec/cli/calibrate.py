@@ -153,11 +153,9 @@ def _fit(
         click.echo(f"rows of {', '.join(ignored)} are left out: no peak rates are known for them", err=True)
     known = [row for row in rows if row.system in machines]
     possible, too_fast = split_by_peak(known, machines)
-    if too_fast:
-        said_of_them = describe_too_fast(too_fast, len(known))
-        if not any(row.system == name for row in possible):
-            raise ConfigError(f"{said_of_them}; no row of {name!r} is left: check units, element types and the chip")
-        click.echo(f"{said_of_them}; they are left out, check units and element types", err=True)
+    said_of_them = describe_too_fast(too_fast, len(known)) if too_fast else ""
+    if not any(row.system == name for row in possible):
+        raise ConfigError(f"{said_of_them}; no row of {name!r} is left: check units, element types and the chip")
     fitted = fit_rows(possible, machines, name)
     said = source or f"measured rows of {', '.join(table.name for table in tables)}"
     calibration = calibration_of(fitted, chip.calibration, said, [table.name for table in tables])
@@ -166,6 +164,8 @@ def _fit(
         _write_whole(output, text)
     except OSError as error:
         raise ConfigError(f"{output}: cannot be written: {error.strerror or error}") from None
+    if said_of_them:
+        click.echo(f"{said_of_them}; they are left out, check units and element types", err=True)
     _print_fit(fitted, calibration)
     click.echo(f"surfaces of {chip.name}: {len(fitted.surfaces)} fitted, {len(calibration.surface)} in {output}")
 
