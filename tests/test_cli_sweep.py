@@ -99,7 +99,7 @@ def test_quiet_prints_nothing(grid, tmp_path):
 
 
 def test_plain_lines(grid, tmp_path, monkeypatch, small_parts):
-    monkeypatch.setattr(_progress, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(_progress, "SILENCE_S", 0.0)
     lines = invoke("sweep", grid, "-o", tmp_path / "out").stderr.splitlines()
     headline = f"small: {N_POINTS} points, 6 structures, {N_INVALID} invalid, 8 parts"
     at = lines.index(headline)

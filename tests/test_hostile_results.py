@@ -72,7 +72,7 @@ def test_a_part_of_another_sweep(sweep, tmp_path):
     shutil.copy(tmp_path / "other" / foreign.name, foreign)
     result = invoke("validate", sweep / "out")
     assert result.exit_code == 2
-    assert "part-00001.parquet: not a readable part: not of the sweep" in result.stderr
+    assert "part-00001.parquet: not a readable part: not of this sweep" in result.stderr
     assert again(sweep).exit_code == 0
     assert sorted(pl.read_parquet(sweep / "out" / "*.parquet")["seq_len"]) == [1024, 1024, 2048, 2048]
 
@@ -85,17 +85,70 @@ def test_columns_of_another_type(sweep):
     assert "column ttft_s is String, expected Float64" in result.stderr
 
 
-def test_damaged_pages(sweep):
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+@pytest.mark.parametrize("where", [0, 4, 0.1, 0.5, -3000, -20, -1])
+def test_damage_anywhere_is_found_and_made_good(sweep, where, quiet):
     part = sweep / "out" / "part-00001.parquet"
-    whole = bytearray(part.read_bytes())
-    whole[4 : len(whole) // 3] = bytes(len(whole) // 3 - 4)
-    part.write_bytes(whole)
-    for result in (invoke("validate", sweep / "out"), again(sweep, "--quiet"), again(sweep)):
-        assert "Traceback" not in result.output
+    whole = part.read_bytes()
+    place = int(where * len(whole)) if isinstance(where, float) else where % len(whole)
+    part.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    result = invoke("validate", sweep / "out")
     assert result.exit_code == 2
-    assert "part-00001.parquet: cannot be read" in result.stderr
+    assert "part-00001.parquet: not a readable part: " in result.stderr
+    result = again(sweep, *quiet)
+    assert result.exit_code == 0
+    said = [line for line in result.stderr.splitlines() if line.endswith("; it is computed again")]
+    assert len(said) == (not quiet)
+    assert all("part-00001.parquet: " in line for line in said)
+    assert part.read_bytes() == whole
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, 0.5, -1])
+def test_a_part_cut_short_is_computed_again(sweep, kept):
+    part = sweep / "out" / "part-00000.parquet"
+    whole = part.read_bytes()
+    part.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
+    result = again(sweep)
+    assert result.exit_code == 0
+    assert "part-00000.parquet: not Parquet that can be read: " in result.stderr
+    assert part.read_bytes() == whole
+
+
+def test_a_folder_for_a_part(sweep):
+    part = sweep / "out" / "part-00000.parquet"
     part.unlink()
-    assert again(sweep).exit_code == 0
+    part.mkdir()
+    for result in (invoke("validate", sweep / "out"), again(sweep, "--quiet")):
+        assert result.exit_code == 2
+        (line,) = result.stderr.splitlines()
+        assert "part-00000.parquet: " in line
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")
+def test_two_sweeps_into_one_folder(sweep):
+    from g5cp_vec.runner import store
+
+    descriptor = store._lock(sweep / "out")
+    before = sorted(path.name for path in (sweep / "out").iterdir())
+    for options in ([], ["--no-resume"]):
+        result = again(sweep, "--quiet", *options)
+        assert result.exit_code == 2
+        (line,) = result.stderr.splitlines()
+        assert "another sweep is writing here; wait for it, or choose another -o" in line
+    assert sorted(path.name for path in (sweep / "out").iterdir()) == before
+    os.close(descriptor)
+    assert again(sweep, "--quiet").exit_code == 0
+
+
+@pytest.mark.parametrize("words", [["sweep", "GRID", "-o", ""], ["sweep", ""], ["check", ""], ["validate", ""]])
+def test_an_empty_path_is_no_folder(sweep, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    result = invoke(*(sweep / "grid.toml" if word == "GRID" else word for word in words))
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert "expected a path, got an empty text" in line
+    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"n_rows": "4", "n_parts": 2}', "\0"])

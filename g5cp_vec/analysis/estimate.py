@@ -16,6 +16,7 @@ from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import VALID, Expansion
 from g5cp_vec.config.grid import Grid
 from g5cp_vec.runner.plan import build_plan, estimated_ops, passes_of_rows
+from g5cp_vec.runner.room import BYTES_PER_UNFOLDED_OP
 
 START_S = 0.3
 STRUCTURE_S = 0.01
@@ -24,7 +25,6 @@ AUDITED_OPS_PER_S = 0.9e6
 # Resident: the interpreter with its libraries, the rows of a part, and the unfolded graph of the largest audited row.
 BASE_BYTES = 250 * 10**6
 BYTES_PER_ROW = 3200
-BYTES_PER_AUDITED_OP = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def estimate_sweep(grid: Grid) -> Estimate:
         n_audited_ops=n_audited_ops,
         seconds=START_S + STRUCTURE_S * plan.n_structures + n_ops / OPS_PER_S,
         audit_seconds=n_audited_ops / AUDITED_OPS_PER_S,
-        memory_bytes=BASE_BYTES + BYTES_PER_ROW * most_rows + BYTES_PER_AUDITED_OP * most_audited,
+        memory_bytes=BASE_BYTES + BYTES_PER_ROW * most_rows + BYTES_PER_UNFOLDED_OP * most_audited,
         reasons=sorted(zip(expansion.reasons, counts, strict=True), key=lambda pair: -pair[1]),
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.cli._output import print_table
+from g5cp_vec.cli._words import say
 from g5cp_vec.mapping.head_tail import BatchSplit
 from g5cp_vec.mapping.kv_layout import KVLayout, reusable_prefix_tokens
 
@@ -144,7 +145,7 @@ def print_split_csv(batch: BatchSplit, forms: Sequence[str]) -> None:
         writer.writerow(cells)
         click.echo(lines.getvalue(), nl=False)
     if left_empty:
-        click.echo(f"cells of more than {LONGEST_CELL} characters are left empty: {'; '.join(left_empty)}", err=True)
+        say(f"cells of more than {LONGEST_CELL} characters are left empty: {'; '.join(left_empty)}")
 
 
 def _rank_cells(batch: BatchSplit, rank: int, forms: Sequence[str]) -> Iterator[tuple[str, str | None]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from g5cp_vec.cli._words import say
 
 if TYPE_CHECKING:
     from g5cp_vec.config.grid import Grid
@@ -45,7 +46,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, n_left
 def announce_notes(grid: Grid) -> None:
     """Say on stderr what was left out or assumed of a grid's models."""
     for note in grid.notes():
-        click.echo(f"note: {note}", err=True)
+        say(f"note: {note}")
 
 
 def announce_compilation() -> None:
@@ -53,7 +54,7 @@ def announce_compilation() -> None:
     from g5cp_vec.engine._jit import is_compiled
 
     if not is_compiled():
-        click.echo("compiling the kernels, once per installation (20 to 60 seconds)", err=True)
+        say("compiling the kernels, once per installation (20 to 60 seconds)")
 
 
 def seconds_text(seconds: float) -> str:

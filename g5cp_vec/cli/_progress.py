@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import click
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from g5cp_vec.cli._output import make_console, seconds_text
-
-LINE_EVERY_S = 10.0
+from g5cp_vec.cli._words import SILENCE_S, doing, not_silent, say
 
 
 class Progress:
@@ -50,14 +49,19 @@ class Progress:
 
     def begin(self, n_rows: int, headline: str) -> None:
         """Rows are about to be computed."""
+        doing("simulating")
         self.n_rows, self.started_s = n_rows, time.monotonic()
 
     def resumed(self, n_rows: int) -> None:
         """Rows were found finished."""
         self.n_resumed += n_rows
 
+    def damaged(self, path: Path, problem: str) -> None:
+        """Note that a part is there, but has to be computed again."""
+
     def advance(self, n_rows: int) -> None:
         """More rows were computed."""
+        not_silent()
         self.n_done += n_rows
 
 
@@ -76,7 +80,11 @@ class Lines(Progress):
         """Print what is to be done."""
         super().begin(n_rows, headline)
         self._last_s = self.started_s
-        click.echo(headline, err=True)
+        say(headline)
+
+    def damaged(self, path: Path, problem: str) -> None:
+        """Say so."""
+        _say_damaged(path, problem)
 
     def advance(self, n_rows: int) -> None:
         """Print a line if the last one is old, or if this was the last row."""
@@ -84,7 +92,7 @@ class Lines(Progress):
         now_s, done = time.monotonic(), self.n_resumed + self.n_done
         if self._n_first == 0:
             self._n_first, self._first_s = self.n_done, now_s
-        if now_s - self._last_s < LINE_EVERY_S and done < self.n_rows:
+        if now_s - self._last_s < SILENCE_S and done < self.n_rows:
             return
         self._last_s = now_s
         line = f"{done}/{self.n_rows} rows"
@@ -95,7 +103,11 @@ class Lines(Progress):
             line += f", {rate:.1f} rows/s"
             if done < self.n_rows:
                 line += f", about {seconds_text((self.n_rows - done) / rate)} left"
-        click.echo(line, err=True)
+        say(line)
+
+
+def _say_damaged(path: Path, problem: str) -> None:
+    say(f"{path}: {problem}; it is computed again")
 
 
 class _RowsPerSecond(ProgressColumn):
@@ -127,6 +139,10 @@ class Bar(Progress):
         """Shorten the bar: it shows what is left to compute."""
         super().resumed(n_rows)
         self._bar.update(self._task, total=self.n_rows - self.n_resumed)
+
+    def damaged(self, path: Path, problem: str) -> None:
+        """Say so."""
+        _say_damaged(path, problem)
 
     def advance(self, n_rows: int) -> None:
         """Move the bar."""

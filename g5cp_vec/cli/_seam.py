@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import io
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
+from g5cp_vec.cli._words import say, signs_of_life
 from g5cp_vec.errors import ConfigError, InfeasibleError, SimulationError
 
 INPUT_IS_WRONG = 2
@@ -32,7 +34,7 @@ class ErrorSeam(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command chosen."""
         try:
-            with _termination_interrupts(), _one_line():
+            with _termination_interrupts(), _no_interrupt_is_lost(), signs_of_life(), _one_line():
                 value = super().invoke(ctx)
                 sys.stdout.flush()
         except ConfigError as error:
@@ -57,7 +59,7 @@ class ErrorSeam(click.Group):
 def _leave_interrupted(ctx: click.Context, line: str) -> NoReturn:
     """Say what an interruption left, and leave; a second one does not interrupt that."""
     previous = {number: _try_handler(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    click.echo(line, err=True)
+    say(line)
     for number, handler in previous.items():
         if handler is not None:
             _try_handler(number, handler)
@@ -73,10 +75,10 @@ def _one_line() -> Iterator[None]:
         raise
     except click.ClickException as error:
         # Choices are listed line by line.
-        message = _escaped(" ".join(error.format_message().split())).rstrip(".")
+        message = " ".join(error.format_message().split()).rstrip(".")
         ctx = getattr(error, "ctx", None)
         hint = "" if ctx is None else f"; see {ctx.command_path} --help"
-        click.echo(f"error: {message}{hint}", err=True)
+        say(message + hint, prefix="error: ")
         raise click.exceptions.Exit(INPUT_IS_WRONG) from None
 
 
@@ -95,6 +97,24 @@ def _termination_interrupts() -> Iterator[None]:
             _try_handler(signal.SIGTERM, previous)
 
 
+@contextmanager
+def _no_interrupt_is_lost() -> Iterator[None]:
+    """Interrupt once more where an interruption fell into a call from C, out of which no exception comes."""
+    previous = sys.unraisablehook
+
+    def again(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            _thread.interrupt_main()
+        else:
+            previous(unraisable)
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = previous
+
+
 def _nowhere() -> TextIO:
     return io.TextIOWrapper(io.FileIO(os.devnull, "w"), encoding="utf-8")
 
@@ -107,14 +127,8 @@ def _try_handler(number: int, handler: Any) -> Any:
 
 
 def _leave(ctx: click.Context, status: int, *lines: str) -> NoReturn:
-    for line in lines:
-        click.echo(f"error: {_escaped(line)}", err=True)
+    say(*lines, prefix="error: ")
     ctx.exit(status)
-
-
-def _escaped(text: str) -> str:
-    """Return a text with what cannot be printed, like a line break in a file's name, written as an escape."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _prepare_streams() -> None:

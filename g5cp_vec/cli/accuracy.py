@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from g5cp_vec.cli._words import UserPath, doing
+
 if TYPE_CHECKING:
     from g5cp_vec.analysis.accuracy import Measurement
 
 
 @click.command("accuracy", epilog="\b\nExample:\n  g5cp-vec accuracy --plot accuracy.svg")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: measurements and summary.")
-@click.option("--plot", metavar="FILE", type=click.Path(path_type=Path), help="Also draw them; .svg or .png.")
+@click.option("--plot", metavar="FILE", type=UserPath(), help="Also draw them; .svg or .png.")
 def command(as_json: bool, plot: Path | None) -> None:
     """Compare predictions with published measurements.
 
@@ -27,6 +29,7 @@ def command(as_json: bool, plot: Path | None) -> None:
     if plot is not None:
         check_plottable(plot)
     announce_compilation()
+    doing("recomputing published measurements")
     measurements = measure_accuracy()
     summary = summarise(measurements)
     if plot is not None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from g5cp_vec.cli._words import UserPath, doing, say
+
 if TYPE_CHECKING:
     from g5cp_vec.calibration.evaluate import Evaluation
     from g5cp_vec.calibration.tables import Row
@@ -19,9 +21,9 @@ if TYPE_CHECKING:
     epilog="\b\nExample:\n  g5cp-vec calibrate gemm.csv --chip h100-sxm -o mine.toml\n"
     "  g5cp-vec calibrate gemm.csv --chip h100-sxm --evaluate --csv",
 )
-@click.argument("tables", metavar="TABLE.csv...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("tables", metavar="TABLE.csv...", nargs=-1, required=True, type=UserPath())
 @click.option("--chip", "chip_name", required=True, metavar="NAME", help="A preset or a chip TOML.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Chip TOML to write.")
+@click.option("-o", "--output", type=UserPath(), help="Chip TOML to write.")
 @click.option("--evaluate", is_flag=True, help="Fit nothing: predict the rows with the chip's calibration.")
 @click.option("--system", help="The chip's name in the tables, where it is not the chip's (h100_sxm for h100-sxm).")
 @click.option("--source", default="", help="Where the measurements are from, with their licence; kept in the file.")
@@ -50,7 +52,9 @@ def command(
     _check_output(output, tables)
     chip = load_chip(chip_name)
     name = system or system_of(chip)
+    doing("reading the tables")
     rows = read_tables(tables, name)
+    doing(f"{'predicting' if evaluate else 'fitting'} {len(rows)} rows")
     if evaluate:
         _evaluate(chip, chip_name, name, rows, as_csv, as_json)
     else:
@@ -150,7 +154,7 @@ def _fit(
     machines = known_machines(chip, name)
     ignored = sorted({row.system for row in rows} - set(machines))
     if ignored:
-        click.echo(f"rows of {', '.join(ignored)} are left out: no peak rates are known for them", err=True)
+        say(f"rows of {', '.join(ignored)} are left out: no peak rates are known for them")
     known = [row for row in rows if row.system in machines]
     possible, too_fast = split_by_peak(known, machines)
     said_of_them = describe_too_fast(too_fast, len(known)) if too_fast else ""

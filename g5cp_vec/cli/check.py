@@ -6,11 +6,13 @@ from pathlib import Path
 
 import click
 
+from g5cp_vec.cli._words import UserPath, doing
+
 _REASONS_SHOWN = 12
 
 
 @click.command("check", epilog="\b\nExample:\n  g5cp-vec check sweeps/deepseek_v3_1m.toml")
-@click.argument("grid", type=click.Path(path_type=Path))
+@click.argument("grid", type=UserPath())
 @click.option("--ranks", is_flag=True, help="Show ranks and groups of every layout, not only of a single one.")
 @click.option("--legal", is_flag=True, help="Show every legal (tp, pcp, dcp) of the grid's models on its chips.")
 def command(grid: Path, ranks: bool, legal: bool) -> None:
@@ -26,6 +28,7 @@ def command(grid: Path, ranks: bool, legal: bool) -> None:
     from g5cp_vec.config.grid import load_grid
     from g5cp_vec.errors import InfeasibleError
 
+    doing("counting points")
     checked = load_grid(grid)
     size = estimate_sweep(checked)
     n_invalid = size.n_points - size.n_valid

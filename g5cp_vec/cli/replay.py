@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 
+from g5cp_vec.cli._words import UserPath, doing
+
 
 @click.command("replay", epilog="\b\nExample:\n  g5cp-vec replay workload.json --json")
-@click.argument("workload", type=click.Path(path_type=Path))
+@click.argument("workload", type=UserPath())
 @click.option("--json", "as_json", is_flag=True, help='Print {"makespan": s, "start": [...], "finish": [...]}.')
 def command(workload: Path, as_json: bool) -> None:
     """Simulate the operations of WORKLOAD.json.
@@ -20,6 +22,7 @@ def command(workload: Path, as_json: bool) -> None:
     from g5cp_vec.runner.workload import replay_workload
 
     announce_compilation()
+    doing("reading and simulating the workload")
     replay = replay_workload(workload)
     if as_json:
         times = {"makespan": replay.makespan, "start": replay.start.tolist(), "finish": replay.finish.tolist()}

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from g5cp_vec.cli._words import UserPath, doing, say
+
 if TYPE_CHECKING:
     from g5cp_vec.runner.breakdown import Breakdown
     from g5cp_vec.runner.layers import Layers
@@ -18,7 +20,7 @@ _WAITS = 12
 
 
 @click.command("run", epilog="\b\nExample:\n  g5cp-vec run point.toml --json")
-@click.argument("point", type=click.Path(path_type=Path))
+@click.argument("point", type=UserPath())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with every result column.")
 @click.option(
     "--fidelity",
@@ -34,7 +36,8 @@ _WAITS = 12
 def command(point: Path, as_json: bool, fidelity: str, breakdown: bool, layers: bool) -> None:
     """Simulate and audit one point.
 
-    POINT.toml is a grid file with [fixed] only. A point that does not fit into memory (status oom) has its times all
+    POINT.toml is a grid file with [fixed] only. An audit looks at every rank and layer, and is left out where these
+    have more than ten million operations. A point that does not fit into memory (status oom) has its times all
     the same.
     """
     from g5cp_vec.cli._output import announce_compilation, announce_notes
@@ -46,8 +49,12 @@ def command(point: Path, as_json: bool, fidelity: str, breakdown: bool, layers: 
     checked = load_point(point)
     announce_notes(checked)
     announce_compilation()
+    doing("simulating and auditing")
     result = run_point(checked, fidelity=fidelity)
     row, parts = result.to_dict(), result.breakdown() if breakdown else None
+    if row["path"] == "g5" and row["lost_ops"] is None:
+        n_ops = f"{row['n_ops']:,} operations of all ranks and layers"
+        say(f"note: not audited: {n_ops}, more than 10,000,000; sweep --audit all audits every point")
     if as_json:
         if parts is not None:
             row["breakdown"] = parts.to_dict()

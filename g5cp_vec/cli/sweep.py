@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from g5cp_vec.cli._words import UserPath, doing
+
 if TYPE_CHECKING:
     from g5cp_vec.cli._progress import Progress
     from g5cp_vec.config.expansion import Expansion
@@ -20,12 +22,12 @@ _WINNERS_SHOWN = 50
 
 
 @click.command("sweep", epilog="\b\nExample:\n  g5cp-vec sweep sweeps/quickstart.toml -o results/quickstart")
-@click.argument("grid", type=click.Path(path_type=Path))
+@click.argument("grid", type=UserPath())
 @click.option(
     "-o",
     "--out",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=UserPath(),
     help="Folder of the dataset.  [default: results/NAME]",
 )
 @click.option(
@@ -76,6 +78,7 @@ def command(
     from g5cp_vec.config.grid import load_grid
     from g5cp_vec.runner.api import run_sweep
 
+    doing("reading the grid", quiet=quiet)
     checked = load_grid(grid)
     folder = out or Path("results", _file_name(checked.name))
     if not quiet:
@@ -93,12 +96,14 @@ def command(
                 on_plan=lambda expansion, plan: progress.begin(len(expansion), _headline(checked, expansion, plan)),
                 on_progress=progress.advance,
                 on_resumed=progress.resumed,
+                on_damaged=progress.damaged,
                 collect=False,
             )
     except KeyboardInterrupt:
         again = "the same call" if resume else "the same call without --no-resume"
         raise KeyboardInterrupt(_interruption(folder, again, is_planned=progress.n_rows > 0)) from None
     if not quiet:
+        doing("summing up")
         _print_summary(folder, checked, progress)
 
 

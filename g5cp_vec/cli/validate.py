@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from g5cp_vec.cli._words import UserPath, doing
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -18,7 +20,7 @@ _SHOWN = 20
 
 
 @click.command("validate", epilog="\b\nExample:\n  g5cp-vec validate results/validation-cp-s")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=UserPath())
 @click.pass_context
 def command(ctx: click.Context, folder: Path) -> None:
     """Check the rows of a finished sweep.
@@ -29,6 +31,7 @@ def command(ctx: click.Context, folder: Path) -> None:
     from g5cp_vec.analysis.validate import validate_sweep
     from g5cp_vec.cli._output import print_table
 
+    doing("reading and checking rows")
     verdict = validate_sweep(folder)
     print_table(["check", "examined", "result"], list(_checks(verdict)), n_left=3)
     for line in _violations(verdict):

@@ -37,7 +37,12 @@ def preset_names(kind: Kind) -> list[str]:
 
 def describe(value: object) -> str:
     """Return `value` as a user would write it, on one line and not too long."""
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    if value is None:
+        return "null"
+    try:
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+    except ValueError:  # Python does not write out integers of thousands of digits
+        return "an integer of thousands of digits"
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
 
 

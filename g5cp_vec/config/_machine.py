@@ -14,6 +14,9 @@ from g5cp_vec.config._files import describe
 from g5cp_vec.config._record import Count, Fraction, Frozen, Record
 from g5cp_vec.config.links import LinkNames
 
+# Each is numbered and may be named; a million chips on nodes of eight have a quarter of them.
+MOST_LINKS = 2**24
+
 
 def _tables(value: Any) -> Any:
     if isinstance(value, list | tuple):
@@ -148,13 +151,20 @@ class Machine(Record):
     def obstacle(self, n_chips: int) -> str | None:
         """Return why no deployment can have `n_chips` chips of this machine; None where it can."""
         if n_chips not in self._known_obstacles:
-            self._known_obstacles[n_chips] = self._size_obstacle(n_chips) or self._fault_obstacle(n_chips)
+            obstacle = self._size_obstacle(n_chips) or self._link_obstacle(n_chips) or self._fault_obstacle(n_chips)
+            self._known_obstacles[n_chips] = obstacle
         return self._known_obstacles[n_chips]
 
     def _size_obstacle(self, n_chips: int) -> str | None:
         limit = self.max_chips()
         if limit is not None and n_chips > limit:
             return f"n_chips = {n_chips}, but topology {self.name} has {limit} chips"
+        return None
+
+    def _link_obstacle(self, n_chips: int) -> str | None:
+        n_links = self.links(n_chips).n_links
+        if n_links > MOST_LINKS:
+            return f"n_chips = {n_chips}: topology {self.name} has {n_links} links, expected at most {MOST_LINKS}"
         return None
 
     def _fault_obstacle(self, n_chips: int) -> str | None:

@@ -10,21 +10,26 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-Count = Annotated[int, Field(gt=0)]
+# Counts meet others in 64 bits; what is listed one by one, like layers, there are few of.
+MOST = 10**18
+Count = Annotated[int, Field(gt=0, le=MOST)]
+Size = Annotated[int, Field(ge=0, le=MOST)]
+Few = Annotated[int, Field(gt=0, le=2**16)]
 # Bytes of a memory: compared with counts in 64 bits, and far beyond any machine.
-Capacity = Annotated[int, Field(gt=0, le=10**18)]
+Capacity = Annotated[int, Field(gt=0, le=MOST)]
 # Such that products and quotients of several quantities stay far from the ends of float64.
 _LEAST_QUANTITY, _MOST_QUANTITY = 1e-30, 1e30
 
 
-def _within_reach(value: float) -> float:
+def within_reach(value: float) -> float:
+    """Return a quantity in SI units that others may be multiplied and divided by."""
     if value and not _LEAST_QUANTITY <= abs(value) <= _MOST_QUANTITY:
         limits = f"{_LEAST_QUANTITY:g} to {_MOST_QUANTITY:g}"
         raise ValueError(f"expected a quantity that is within {limits} in SI units, got {value!r}")
     return value
 
 
-_Tame = AfterValidator(_within_reach)
+_Tame = AfterValidator(within_reach)
 Positive = Annotated[float, Field(gt=0), _Tame]
 NonNegative = Annotated[float, Field(ge=0), _Tame]
 Fraction = Annotated[float, Field(gt=0, le=1), _Tame]

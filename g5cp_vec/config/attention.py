@@ -7,15 +7,14 @@ full; a ``window`` lets a token see the last so many tokens, a ``chunk`` those o
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from g5cp_vec.config._record import Count, Frozen
+from g5cp_vec.config._record import Count, Frozen, Size
 from g5cp_vec.config.dtypes import Dtype, n_bytes
 
 _MLA_FIELDS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-_Size = Annotated[int, Field(ge=0)]
 
 
 class Indexer(Frozen):
@@ -85,13 +84,13 @@ class Attention(Frozen):
     kind: Literal["gqa", "mla"]
     n_heads: Count
     n_kv_heads: Count
-    head_dim: _Size = 0
+    head_dim: Size = 0
     q_lora_rank: Count | None = None
-    kv_lora_rank: _Size = 0
-    qk_nope_head_dim: _Size = 0
-    qk_rope_head_dim: _Size = 0
-    v_head_dim: _Size = 0
-    rope_dim: _Size | None = None
+    kv_lora_rank: Size = 0
+    qk_nope_head_dim: Size = 0
+    qk_rope_head_dim: Size = 0
+    v_head_dim: Size = 0
+    rope_dim: Size | None = None
     window: Count | None = None
     chunk: Count | None = None
     qkv_bias: bool = False
@@ -195,7 +194,7 @@ class Linear(Frozen):
     n_key_heads: Count
     key_head_dim: Count
     value_head_dim: Count
-    conv_kernel: _Size = 0
+    conv_kernel: Size = 0
     conv_bias: bool = False
     state_dtype: Dtype = "fp32"
 

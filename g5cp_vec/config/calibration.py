@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from g5cp_vec.config._files import describe
-from g5cp_vec.config._record import Fraction, Frozen, NonNegative, Positive, sha256_of_json
+from g5cp_vec.config._record import Fraction, Frozen, NonNegative, Positive, Size, sha256_of_json
 from g5cp_vec.config.dtypes import Dtype
 
 Axes = tuple[tuple[str, tuple[float, ...]], ...]
@@ -111,7 +111,7 @@ class Surface(Frozen):
     overhead_s: NonNegative
     arithmetic_efficiency: Positive
     memory_efficiency: Positive
-    n_rows: Annotated[int, Field(ge=0)]
+    n_rows: Size
     median_error: NonNegative | None = None
     p90_error: NonNegative | None = None
 

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from g5cp_vec.config._files import describe, read_record
 from g5cp_vec.config._machine import Degrade, Machine, SomeTables, Tables
-from g5cp_vec.config._record import Count, Fraction, Frozen, NonNegative, Positive, Record
+from g5cp_vec.config._record import Count, Fraction, Frozen, NonNegative, Positive, Record, within_reach
 from g5cp_vec.config._yaml import is_yaml, read_yaml
 from g5cp_vec.config.graph import MOST_CHIPS
 from g5cp_vec.config.links import WireNames
@@ -84,10 +84,15 @@ class PodGroup(_Labelled):
     racks: Annotated[tuple[RackGroup, ...], SomeTables]
 
 
+def _in_gigabytes(value: float) -> float:
+    within_reach(value * 1e9)
+    return value
+
+
 class Rates(Frozen):
     """Of a type of link; ``gbps`` are gigabytes per second here."""
 
-    bandwidth_gbps: Positive
+    bandwidth_gbps: Annotated[Positive, AfterValidator(_in_gigabytes)]
     latency_s: NonNegative
 
 
@@ -158,8 +163,8 @@ class LinkType(Frozen):
     """Rates of links: bandwidth each way (bytes/s), and what crossing one takes (s)."""
 
     name: str
-    bandwidth_bytes_per_s: Positive
-    latency_s: NonNegative
+    bandwidth_bytes_per_s: Annotated[float, Field(gt=0)]
+    latency_s: Annotated[float, Field(ge=0)]
 
 
 class Grouped(Machine):

@@ -20,6 +20,8 @@ from g5cp_vec.errors import ConfigError
 
 # Products of a few numbers of such sizes are numbers too.
 _LEAST, _MOST = 1e-6, 1e15
+_MOST_GIGABYTES = 1e9
+_LEAST_RATE, _MOST_RATE = 1.0, 1e30
 
 
 class _Reader:
@@ -84,7 +86,7 @@ def read_grouped_chip(path: Path) -> dict[str, Any]:
         efficiency["gemm"] = efficiency["attention"] = read.number("compute_efficiency", most=1.0)
     fields = {
         "name": name,
-        "hbm_bytes": round(read.number(f"{gmem}.capacity_gb") * 1e9),
+        "hbm_bytes": round(read.number(f"{gmem}.capacity_gb", most=_MOST_GIGABYTES) * 1e9),
         "hbm_bandwidth_bytes_per_s": read.number(f"{gmem}.bandwidth_gbps") * 1e9,
         "efficiency": efficiency,
         "peak_flops": _peaks(read),
@@ -105,5 +107,14 @@ def _peaks(read: _Reader) -> dict[str, float]:
     if "BF16" not in macs:
         read.complain(f"{place}.BF16", "missing, other types without a rate of their own fall back to it")
     lanes_per_s = read.number("cores.count") * read.number("cores.lanes_per_core") * read.number("frequency_ghz") * 1e9
-    types = {key: key.lower() for key in macs if key.lower() in DTYPE_BITS}
-    return {dtype: 2 * read.number(f"{place}.{key}") * lanes_per_s for key, dtype in types.items()}
+    peaks: dict[str, float] = {}
+    for key in macs:
+        if key.lower() in DTYPE_BITS:
+            rate = 2 * read.number(f"{place}.{key}") * lanes_per_s
+            if not _LEAST_RATE <= rate <= _MOST_RATE:
+                limits = f"{_LEAST_RATE:g} to {_MOST_RATE:g}"
+                read.complain(f"{place}.{key}", f"expected a peak rate from {limits} flop/s, with all lanes {rate:g}")
+            elif key.lower() in peaks:
+                read.complain(f"{place}.{key}", "stands twice, in other capitals; keep one of them")
+            peaks[key.lower()] = rate
+    return peaks

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from g5cp_vec.config._record import Count, Frozen
+from g5cp_vec.config._record import Count, Frozen, Size
 from g5cp_vec.config.attention import Attention, Linear
 from g5cp_vec.config.dtypes import WeightDtype
-
-_Size = Annotated[int, Field(ge=0)]
 
 
 class Moe(Frozen):
@@ -35,8 +33,8 @@ class Moe(Frozen):
     n_experts: Count
     top_k: Count
     d_expert: Count
-    n_shared: _Size = 0
-    d_shared: _Size = 0
+    n_shared: Size = 0
+    d_shared: Size = 0
     shared_gate: bool = False
     router_bias: bool = False
 
@@ -90,7 +88,7 @@ class LayerKind(Frozen):
 
     attention: Attention | Linear | None
     ffn: Literal["dense", "moe", "none"]
-    d_ff: _Size = 0
+    d_ff: Size = 0
     moe: Moe | None = None
     dtypes: LayerDtypes | None = None
     gated: bool = True

@@ -15,11 +15,11 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from g5cp_vec.config._files import locate, read_record
 from g5cp_vec.config._machine import Tables
-from g5cp_vec.config._record import Count, Frozen, Record
+from g5cp_vec.config._record import Count, Few, Frozen, Record, Size
 from g5cp_vec.config.attention import Attention, Indexer, Linear
 from g5cp_vec.config.dtypes import Dtype, WeightDtype, n_bytes
 from g5cp_vec.config.huggingface import is_huggingface, read_huggingface
@@ -27,8 +27,6 @@ from g5cp_vec.config.layers import LayerDtypes, LayerKind, Moe
 from g5cp_vec.config.weights import Weight, layer_weights
 
 __all__ = ["Attention", "Dtypes", "Indexer", "LayerKind", "LayerTable", "Linear", "Model", "Moe", "load_model"]
-
-_Size = Annotated[int, Field(ge=0)]
 
 
 # Bytes of all weights at once then stay inside int64.
@@ -84,13 +82,13 @@ class LayerTable(Frozen):
         Element types that differ from the model's.
     """
 
-    repeat: Count = 1
+    repeat: Few = 1
     once: bool = False
     mixer: Literal["attention", "linear", "none"] | None = None
     ffn: Literal["dense", "moe", "none"] | None = None
     attention: Attention | None = None
     linear: Linear | None = None
-    d_ff: _Size = 0
+    d_ff: Size = 0
     moe: Moe | None = None
     dtypes: LayerDtypes | None = None
 
@@ -172,12 +170,12 @@ class Model(Record):
 
     hidden: Count
     vocab: Count
-    n_layers: Count
-    d_ff: _Size = 0
+    n_layers: Few
+    d_ff: Size = 0
     attention: Attention | None = None
     linear: Linear | None = None
     moe: Moe | None = None
-    first_dense: _Size = 0
+    first_dense: Size = 0
     layer: Annotated[tuple[LayerTable, ...], Tables] = ()
     gated: bool = True
     ffn_bias: bool = False

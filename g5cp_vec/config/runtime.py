@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from g5cp_vec.config._files import describe, locate, read_record
-from g5cp_vec.config._record import NonNegative, Record
+from g5cp_vec.config._record import Count, NonNegative, Record, Size
 from g5cp_vec.config.calibration import Kernels
 
 IDEAL = "ideal"
@@ -94,8 +94,8 @@ class Runtime(Record):
     launch_s: NonNegative = 0.0
     kernel_floor_s: NonNegative = 0.0
     host_launch_s: NonNegative = 0.0
-    step_tokens: Annotated[int, Field(gt=0)] = 8192
-    steps_ahead: Annotated[int, Field(ge=0)] = 0
+    step_tokens: Count = 8192
+    steps_ahead: Size = 0
     frontend_request_s: NonNegative = 0.0
     frontend_token_s: NonNegative = 0.0
     fuses_elementwise: bool = False
@@ -113,7 +113,7 @@ class Runtime(Record):
     routing: str = ""
     collective_library: str = ""
     all_reduce_library: str = ""
-    all_reduce_library_limit: Annotated[int, Field(ge=0)] | None = None
+    all_reduce_library_limit: Size | None = None
     prefill_all_reduce: AllReduce = "flat"
     decode_all_reduce: AllReduce = "flat"
     decode_serial: bool = False

@@ -46,7 +46,7 @@ class TreeLevel(Frozen):
     radix: Count
     bandwidth_bytes_per_s: Positive
     latency_s: NonNegative
-    oversubscription: Annotated[float, Field(ge=1)] = 1.0
+    oversubscription: Annotated[Positive, Field(ge=1)] = 1.0
 
 
 class FatTree(Machine):

@@ -11,11 +11,11 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from g5cp_vec.config._files import anchored_runtime, describe, did_you_mean, locate, read_record, read_toml
 from g5cp_vec.config._machine import Degrade, Machine
-from g5cp_vec.config._record import Count, Fraction, Frozen, NonNegative, Positive
+from g5cp_vec.config._record import Count, Few, Fraction, Frozen, NonNegative, Positive
 from g5cp_vec.config.graph import Graph, Wire
 from g5cp_vec.config.grouped import Grouped, grouped_machine, is_yaml
 from g5cp_vec.config.links import LinkNames, MeshNames, NodeNames, PortNames, TorusNames, matcher
@@ -190,12 +190,12 @@ class Hgx(Machine):
     node_size: Count
     scale_up_bytes_per_s: Positive
     scale_up_latency_s: NonNegative
-    nics_per_node: Count
+    nics_per_node: Few
     nic_bytes_per_s: Positive
     scale_out_latency_s: NonNegative
     scale_up_efficiency: Fraction = 1.0
     scale_out_efficiency: Fraction = 1.0
-    oversubscription: Annotated[float, Field(ge=1)] = 1.0
+    oversubscription: Annotated[Positive, Field(ge=1)] = 1.0
     chips_used_per_node: Count | None = None
 
     @model_validator(mode="after")
@@ -269,7 +269,11 @@ def load_topology(name_or_path: str, base: Path | None = None) -> Topology:
     path = locate("topologies", name_or_path, base)
     topology = grouped_machine(path) if is_yaml(path) else _read_kind(path)
     runtime = anchored_runtime(topology.runtime, path)
-    loaded = _payload(topology, topology.protocol_efficiency).model_copy(update={"runtime": runtime})
+    try:
+        loaded = _payload(topology, topology.protocol_efficiency).model_copy(update={"runtime": runtime})
+    except ValidationError:
+        share = topology.protocol_efficiency
+        raise ConfigError(f"{path}: protocol_efficiency: {share!r} leaves a bandwidth of next to nothing") from None
     assert isinstance(loaded, Topology)
     return loaded
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from g5cp_vec.errors import ConfigError, InfeasibleError
 from g5cp_vec.runner.breakdown import Breakdown, break_down
 from g5cp_vec.runner.local import LocalRunner
 from g5cp_vec.runner.plan import Plan, build_plan, points
+from g5cp_vec.runner.room import POINT_OPS, refuse_without_room, unfolded_ops
 from g5cp_vec.runner.schema import SCHEMA
-from g5cp_vec.runner.store import Store
+from g5cp_vec.runner.store import MISSING, Store
 from g5cp_vec.runner.warm import warm
 
 GridLike = str | Path | Mapping[str, Any]
@@ -91,6 +93,7 @@ def run_sweep(
     on_plan: Callable[[Expansion, Plan], None] = lambda expansion, plan: None,
     on_progress: Callable[[int], None] = lambda n: None,
     on_resumed: Callable[[int], None] = lambda n: None,
+    on_damaged: Callable[[Path, str], None] = lambda path, problem: None,
     collect: bool = True,
 ) -> pl.DataFrame:
     """Simulate every point of a grid.
@@ -114,6 +117,8 @@ def run_sweep(
         Called once with expansion and plan, and with the number of rows finished since the last call.
     on_resumed : callable
         Called with the number of rows of each part that was found finished.
+    on_damaged : callable
+        Called with the file of a part that is there but has to be computed again, and with what is wrong with it.
     collect : bool
         Whether to return the rows; an empty frame otherwise.
 
@@ -134,29 +139,33 @@ def run_sweep(
     if fidelity not in ("exact", "full"):
         raise ConfigError(f"fidelity: expected exact or full, got {fidelity!r}")
     expansion, plan = expand_and_plan(checked, fidelity, audit)
+    refuse_without_room(checked.label, expansion, plan, fidelity)
     warm()
     on_plan(expansion, plan)
     n_rows_of_part = [sum(batch.n_rows for batch in part) for part in plan.parts]
     contents = {"grid": checked.canonical(), "audit": audit, "fidelity": fidelity}
-    store = None if out is None else Store(Path(out), contents, n_rows_of_part, resume=resume)
     runner = LocalRunner(expansion, plan, fidelity, n_jobs, on_progress)
     frames = []
-    for number, part in enumerate(plan.parts):
-        if store is not None and store.has(number):
-            on_resumed(n_rows_of_part[number])
+    with nullcontext() if out is None else Store(Path(out), contents, n_rows_of_part, resume=resume) as store:
+        for number, part in enumerate(plan.parts):
+            problem = MISSING if store is None else store.problem(number)
+            if store is not None and problem is None:
+                on_resumed(n_rows_of_part[number])
+                if collect:
+                    frames.append(pl.read_parquet(store.path(number), glob=False))
+                continue
+            if store is not None and problem is not None and problem != MISSING:
+                on_damaged(store.path(number), problem)
+            frame = runner.run_part(part)
+            if store is not None:
+                store.write(number, frame)
             if collect:
-                frames.append(pl.read_parquet(store.path(number), glob=False))
-            continue
-        frame = runner.run_part(part)
-        if store is not None:
-            store.write(number, frame)
-        if collect:
-            frames.append(frame)
+                frames.append(frame)
     return pl.concat(frames).sort("row") if frames else pl.DataFrame(schema=SCHEMA)
 
 
 def run_point(point: GridLike | Grid, *, fidelity: str = "exact") -> Result:
-    """Simulate one point, always audited.
+    """Simulate one point, audited unless all its ranks and layers have more than ten million operations.
 
     Parameters
     ----------
@@ -174,7 +183,9 @@ def run_point(point: GridLike | Grid, *, fidelity: str = "exact") -> Result:
     expansion = checked.expand()
     if expansion.reasons:
         raise InfeasibleError(f"{checked.label}: {expansion.reasons[0]}")
-    plan = build_plan(expansion, fidelity, "all")
+    is_small = unfolded_ops(expansion.deployments[0]) <= POINT_OPS
+    plan = build_plan(expansion, fidelity, "all" if is_small else "none")
+    refuse_without_room(checked.label, expansion, plan, fidelity)
     warm()
     runner = LocalRunner(expansion, plan, fidelity)
     row = runner.run_part(plan.parts[0]).row(0, named=True)

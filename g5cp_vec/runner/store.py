@@ -2,40 +2,42 @@
 
 A part is written under a temporary name and renamed, so a file with a part's name is a whole part. The manifest is
 written before the first part. What is found on disk is trusted only if the manifest's hash is that of the grid asked
-for and the part has the rows the plan gives it.
+for, the part has the rows the plan gives it, and its checksum is right. One process at a time writes into a folder.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import polars as pl
-import pyarrow.parquet as pq
 
 from g5cp_vec import __version__
 from g5cp_vec.config._files import describe
 from g5cp_vec.config._text import MOST_TABLE_BYTES, read_json_text, read_text
 from g5cp_vec.errors import ConfigError
-from g5cp_vec.runner.schema import SCHEMA
+from g5cp_vec.runner.parts import part_bytes, problem_of
+
+try:
+    import fcntl
+except ImportError:  # no such locks on Windows
+    fcntl = None  # type: ignore[assignment]
 
 MANIFEST = "sweep.json"
-# Every part names the sweep it belongs to.
-_HASH_KEY = "g5cp_sweep"
+MISSING = "missing"
 _SHOWN_DIFFERENCES = 3
 _AFRESH = "choose another folder, or run the sweep again with --no-resume"
 _SHOWN_CHARACTERS = 200
 
 
 class Store:
-    """The folder of one sweep.
+    """The folder of one sweep, which it keeps for itself until it is left.
 
     Parameters
     ----------
@@ -50,7 +52,7 @@ class Store:
     Raises
     ------
     ConfigError
-        The folder holds another sweep's results, or cannot be written.
+        The folder holds another sweep's results, is being written by another process, or cannot be written.
     """
 
     def __init__(self, folder: Path, contents: Mapping[str, Any], n_rows_of_part: list[int], *, resume: bool) -> None:
@@ -62,23 +64,37 @@ class Store:
         self.hash = hashlib.sha256(f"{__version__}\n{text}".encode()).hexdigest()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if resume:
-                self._refuse_other_sweep()
-            else:
-                self._delete_parts()
-            for leftover in (*self.folder.glob(".part-*.tmp"), *self.folder.glob(f".{MANIFEST}.*.tmp")):
-                leftover.unlink()  # of a process that was killed while it wrote
-            manifest = {
-                "hash": self.hash,
-                "g5cp_version": __version__,
-                "polars_version": pl.__version__,
-                "n_rows": sum(n_rows_of_part),
-                "n_parts": len(n_rows_of_part),
-                **contents,
-            }
-            self._replace(MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+            self._lock = _lock(folder)
+            try:
+                self._begin(contents, resume=resume)
+            except BaseException:
+                os.close(self._lock)
+                raise
         except OSError as error:
             raise ConfigError(f"{folder}: cannot be written: {error.strerror or error}; choose another -o") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._lock)
+
+    def _begin(self, contents: Mapping[str, Any], *, resume: bool) -> None:
+        if resume:
+            self._refuse_other_sweep()
+        else:
+            self._delete_parts()
+        for leftover in (*self.folder.glob(".part-*.tmp"), *self.folder.glob(f".{MANIFEST}.*.tmp")):
+            leftover.unlink()  # of a process that was killed while it wrote
+        manifest = {
+            "hash": self.hash,
+            "g5cp_version": __version__,
+            "polars_version": pl.__version__,
+            "n_rows": sum(self.n_rows_of_part),
+            "n_parts": len(self.n_rows_of_part),
+            **contents,
+        }
+        self._replace(MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
 
     def _refuse_other_sweep(self) -> None:
         path = self.folder / MANIFEST
@@ -114,26 +130,19 @@ class Store:
         """File of a part."""
         return self.folder / f"part-{part:05d}.parquet"
 
-    def has(self, part: int) -> bool:
-        """Whether a part is finished: its file is readable, of this sweep, and has the rows it should."""
+    def problem(self, part: int) -> str | None:
+        """Return why a part has to be computed: ``"missing"``, or what is wrong with its file; None if finished."""
         path = self.path(part)
         if not path.exists():
-            return False
-        try:
-            found = pq.read_metadata(path)
-            of_sweep = (found.metadata or {}).get(_HASH_KEY.encode()) == self.hash.encode()
-            return bool(of_sweep and found.num_rows == self.n_rows_of_part[part])
-        except (OSError, ValueError):  # pyarrow's ArrowInvalid is a ValueError
-            return False
+            return MISSING
+        return problem_of(path, self.hash, self.n_rows_of_part[part])
 
     def write(self, part: int, frame: pl.DataFrame) -> None:
         """Write a part; it appears under its name only when it is whole."""
         temporary = self.folder / f".part-{part:05d}.{os.getpid()}.tmp"
         try:
             # By way of memory: what the file system refuses is then an OSError that says so.
-            buffer = io.BytesIO()
-            frame.write_parquet(buffer, metadata={_HASH_KEY: self.hash})
-            temporary.write_bytes(buffer.getbuffer())
+            temporary.write_bytes(part_bytes(frame, self.hash))
             temporary.replace(self.path(part))
         except BaseException as error:
             temporary.unlink(missing_ok=True)
@@ -143,6 +152,20 @@ class Store:
                 f"{self.path(part)}: cannot be written: {error.strerror or error}; finished parts are kept: "
                 "make room and call again"
             ) from None
+
+
+def _lock(folder: Path) -> int:
+    """Return a descriptor of a folder that no other process has at the same time."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(f"{folder}: another sweep is writing here; wait for it, or choose another -o") from None
+    except OSError:
+        pass  # a file system without locks
+    return descriptor
 
 
 def _refuse_name(folder: Path) -> None:
@@ -213,24 +236,12 @@ def scan_sweep(folder: str | Path) -> pl.LazyFrame:
         raise ConfigError(f"{folder}: no part is finished yet; run the sweep first")
     names = {f"part-{part:05d}.parquet" for part in range(manifest["n_parts"])}
     for path in parts:
-        try:
-            if path.name not in names:
-                raise ValueError(f"the sweep has {len(names)} parts, from 0")
-            with path.open("rb") as file:  # of a name, polars would expand * and [
-                schema = pl.read_parquet_schema(file)
-            missing = [name for name in SCHEMA if name not in schema]
-            if missing:
-                raise ValueError(f"no column {missing[0]}, so not a part of this version")
-            wrong = [name for name, dtype in SCHEMA.items() if schema[name] != dtype]
-            if wrong:
-                raise ValueError(f"column {wrong[0]} is {schema[wrong[0]]}, expected {SCHEMA[wrong[0]]()}")
-            # A part that another program wrote anew names no sweep; its rows are judged as they are.
-            found = (pq.read_metadata(path).metadata or {}).get(_HASH_KEY.encode())
-            if found not in (None, str(manifest.get("hash")).encode()):
-                raise ValueError(f"not of the sweep that {MANIFEST} describes")
-        except (OSError, ValueError, pl.exceptions.PolarsError) as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(f"{path}: not a readable part: {reason}; delete it and run the sweep again") from None
+        problem = problem_of(path, str(manifest.get("hash")))
+        if path.name not in names:
+            problem = f"the sweep has {len(names)} parts, from 0"
+        if problem is not None:
+            reason = " ".join(problem.split())
+            raise ConfigError(f"{path}: not a readable part: {reason}; delete it and run the sweep again")
     return pl.scan_parquet(parts, glob=False)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from g5cp_vec.config._files import describe
 from g5cp_vec.config._text import MOST_TABLE_BYTES, read_json_text, read_text
 from g5cp_vec.engine.arrays import COMPUTE, FLOW, Costs, Graph
 from g5cp_vec.engine.csr import count_predecessors, drop_repeated, group_by, order_chips
@@ -53,26 +54,30 @@ class _Checker:
     ) -> float:
         value = owner.get(key, default)
         if isinstance(value, bool) or not isinstance(value, _NUMBER):
-            self.fail(f"{place}.{key}", f"expected a number, got {value!r}" if key in owner else "missing")
+            self.fail(f"{place}.{key}", f"expected a number, got {describe(value)}" if key in owner else "missing")
             return 0.0
         try:
             value = float(value)
         except OverflowError:
             value = math.inf
         if not 0.0 <= value < math.inf or (above_zero and value == 0.0):
-            self.fail(f"{place}.{key}", f"expected a finite number {'>' if above_zero else '>='} 0, got {value!r}")
+            self.fail(
+                f"{place}.{key}", f"expected a finite number {'>' if above_zero else '>='} 0, got {describe(value)}"
+            )
             return 0.0
         return value
 
     def index(self, value: Any, n: int, place: str, what: str) -> int:
         if isinstance(value, bool) or not isinstance(value, _INTEGER) or not 0 <= value < n:
-            self.fail(place, f"unknown {what} {value!r}: {what}s are 0 to {n - 1}")
+            self.fail(place, f"unknown {what} {describe(value)}: {what}s are 0 to {n - 1}")
             return 0
         return int(value)
 
     def items(self, owner: Mapping[str, Any], key: str) -> list[Any]:
         if not isinstance(owner.get(key), list | tuple):
-            self.fail(key, f"expected a list, got {owner[key]!r}" if key in owner else "missing; expected a list")
+            self.fail(
+                key, f"expected a list, got {describe(owner[key])}" if key in owner else "missing; expected a list"
+            )
             return []
         return list(owner[key])
 
@@ -114,7 +119,7 @@ def compile_workload(data: Any, source: str = "<mapping>") -> tuple[Graph, Costs
     lists = {key: check.items(data, key) for key in ("links", "ops", "deps")}
     n_chips: Any = data.get("chips")
     if isinstance(n_chips, bool) or not isinstance(n_chips, _INTEGER) or not 0 <= n_chips <= MOST_CHIPS:
-        check.fail("chips", f"expected a whole number of chips from 0 to {MOST_CHIPS}, got {n_chips!r}")
+        check.fail("chips", f"expected a whole number of chips from 0 to {MOST_CHIPS}, got {describe(n_chips)}")
     check.finish()  # what refers to a list that is not there would only repeat it
     capacity, link_latency = _read_links(check, lists["links"])
     ops, n_chips = lists["ops"], int(n_chips)
@@ -152,7 +157,7 @@ def _read_links(check: _Checker, links: list[Any]) -> tuple[NDArray[np.float64],
     for i, link in enumerate(links):
         place = f"links[{i}]"
         if not isinstance(link, Mapping):
-            check.fail(place, f"expected an object with bw and lat, got {link!r}")
+            check.fail(place, f"expected an object with bw and lat, got {describe(link)}")
             continue
         for key in link:
             if key not in ("bw", "lat"):
@@ -197,7 +202,7 @@ def _read_ops(check: _Checker, ops: list[Any], n_chips: int, n_links: int) -> tu
 
 def _read_prio(check: _Checker, value: Any, place: str) -> int:
     if isinstance(value, bool) or not isinstance(value, _INTEGER) or not -(2**62) < value < 2**62:
-        check.fail(f"{place}.prio", f"expected a whole number, got {value!r}")
+        check.fail(f"{place}.prio", f"expected a whole number, got {describe(value)}")
         return 0
     return int(value)
 
@@ -205,12 +210,14 @@ def _read_prio(check: _Checker, value: Any, place: str) -> int:
 def _read_route(check: _Checker, op: Mapping[str, Any], n_links: int, place: str) -> list[int]:
     value = op.get("route")
     if not isinstance(value, list | tuple):
-        check.fail(f"{place}.route", f"expected a list of link ids, got {value!r}" if "route" in op else "missing")
+        check.fail(
+            f"{place}.route", f"expected a list of link ids, got {describe(value)}" if "route" in op else "missing"
+        )
         return []
     n_before = len(check.lines)
     route = [check.index(link, n_links, f"{place}.route", "link") for link in value]
     if len(set(route)) != len(route) and len(check.lines) == n_before:
-        check.fail(f"{place}.route", f"names a link twice: {value!r}")
+        check.fail(f"{place}.route", f"names a link twice: {describe(value)}")
     return route
 
 
@@ -218,7 +225,7 @@ def _read_deps(check: _Checker, deps: list[Any], n_ops: int) -> tuple[NDArray[np
     pairs = np.zeros((len(deps), 2), np.int32)
     for i, dep in enumerate(deps):
         if not isinstance(dep, list | tuple) or len(dep) != 2:
-            check.fail(f"deps[{i}]", f"expected [pred, succ], got {dep!r}")
+            check.fail(f"deps[{i}]", f"expected [pred, succ], got {describe(dep)}")
             continue
         pairs[i, 0] = check.index(dep[0], n_ops, f"deps[{i}][0]", "op")
         pairs[i, 1] = check.index(dep[1], n_ops, f"deps[{i}][1]", "op")
