@@ -1,4 +1,4 @@
-"""What the benchmarks share: the naive twin, what is left out unless asked for, and what goes beside each time."""
+"""What the benchmarks share: the naive twin, and what goes beside each time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests"))
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "slow" in (config.option.markexpr or ""):
-        return
-    for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="takes long; ask for it with -m 'slow or not slow'"))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ WRONG = {
     "count true": (lambda d: d["pods"][0].update(count=True), "pods[0].count: expected an integer, got true"),
     "count 0": (lambda d: d["pods"][0].update(count=0), "pods[0].count: expected greater than 0, got 0"),
     "count text": (
-        lambda d: d["pods"][0]["racks"][0].update(count="1e9"), "pods[0].racks[0].count: expected an integer, got '1e9'"
+        lambda d: d["pods"][0]["racks"][0].update(count="9e"), "pods[0].racks[0].count: expected an integer, got '9e'"
     ),
     "many": (
         lambda d: d["pods"][0].update(count=10**9), "pods: 8000000000 chips, expected at most 4096"
@@ -273,3 +273,11 @@ def test_one_kind_of_chip(chips, found, tmp_path):
 def test_the_chip_of_the_machine_lacks_peak_rates():
     with pytest.raises(ConfigError, match="mac_per_lane: missing"):
         load_chip(str(MACHINE))
+
+
+@pytest.mark.parametrize("number", ["1e3", "1E3", "+1e+3", "1.0e3", "1.0e+3", "1000", "1000.0"])
+def test_numbers_are_those_of_json(tmp_path, number):
+    text = json.dumps(document())
+    (tmp_path / "m.yaml").write_text(text.replace('"bandwidth_gbps": 400', f'"bandwidth_gbps": {number}'))
+    rates = [kind.bandwidth_bytes_per_s for kind in load_topology(str(tmp_path / "m.yaml")).link_type]
+    assert 0.95e12 in rates

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +39,20 @@ def test_the_twins_import_plain_python_only():
         "__future__", "collections", "fractions", "math", "naive",
     }  # fmt: skip
     assert imported("def f():\n    from g5cp_vec.cost import flops\n    import numpy.linalg") == {"g5cp_vec", "numpy"}
+
+
+@pytest.mark.parametrize(
+    ("words", "ran"), [([], {"quick"}), (["-m", "slow"], {"slow"}), (["-m", "slow or not slow"], {"quick", "slow"})]
+)
+@pytest.mark.parametrize("folder", ["tests", "benchmarks"])
+def test_slow_tests_run_when_asked_for_in_every_folder(tmp_path, folder, words, ran):
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / folder).mkdir()
+    source = "import pytest\n\ndef test_quick():\n    pass\n\n@pytest.mark.slow\ndef test_slow():\n    pass\n"
+    (tmp_path / folder / "test_it.py").write_text(source)
+    command = [sys.executable, "-m", "pytest", folder, "-rA", "-p", "no:cacheprovider", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout
+    passed = [line.split("::test_")[1] for line in done.stdout.splitlines() if line.startswith("PASSED")]
+    assert set(passed) == ran

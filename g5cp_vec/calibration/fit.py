@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from g5cp_vec.calibration.tables import Row, places
 from g5cp_vec.config.calibration import AXES, Calibration, Surface
 from g5cp_vec.config.chip import Chip, Efficiency
 from g5cp_vec.cost.calibration import WORK, closed_form
+from g5cp_vec.errors import ConfigError
 
 Real = NDArray[np.float64]
 
@@ -31,6 +33,8 @@ N_FOLDS = 10
 # Fewer rows than this are not split for residuals; up to as many as there are folds are left out one by one.
 LEAST_FOR_RESIDUALS = 5
 FINEST_RATIO = 2.0
+# Nodes times rows whose covariance is computed at once: a few gigabytes.
+MOST_PREDICTED = 5 * 10**7
 # Rows this long are judged by their efficiency, shorter ones mostly by launching.
 LONG_S = 20e-6
 # Prior of the closed form: 8 us, and 0.67 and 0.74 of the peaks; how strongly it, and what varies, are held to it.
@@ -223,6 +227,15 @@ def _fit_kind(
 ) -> None:
     """Add the chip's surfaces of one kind, and their residuals."""
     own = np.flatnonzero([row.system == system for row in rows])
+    kind = rows[0].kind
+    nodes = [refined(sorted({rows[i].place[axis] for i in own})) for axis in range(len(AXES[kind]))]
+    n_nodes = math.prod(map(len, nodes))
+    if n_nodes * len(rows) > MOST_PREDICTED:
+        sizes = " x ".join(f"{len(axis)} {name}" for name, axis in zip(AXES[kind], nodes, strict=True))
+        raise ConfigError(
+            f"{kind}: the sizes of {len(own)} rows span a grid of {sizes} = {n_nodes:,} nodes, expected at most "
+            f"{MOST_PREDICTED // len(rows):,}; keep rows that share their sizes"
+        )
     measured = np.arange(len(rows))
     rows = rows + _absent(rows, machines, system)
     problem = _problem(rows, machines, shares)
@@ -234,8 +247,6 @@ def _fit_kind(
     if judged is not None:
         fitted.judged.append(judged)
     process = condition(parameters, inputs.take(measured), left)
-    kind = rows[0].kind
-    nodes = [refined(sorted({rows[i].place[axis] for i in own})) for axis in range(len(AXES[kind]))]
     place = np.array(list(itertools.product(*nodes)), float)
     first = {rows[i].variant: i for i in reversed([*own, *range(len(measured), len(rows))])}
     for variant, i in sorted(first.items(), key=lambda item: item[1]):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from g5cp_vec.cli._words import UserPath, doing, say
+
+# Of one kind of kernel; a thousand take minutes.
+MOST_FITTED_ROWS = 3000
 
 if TYPE_CHECKING:
     from g5cp_vec.calibration.evaluate import Evaluation
@@ -160,6 +164,7 @@ def _fit(
     said_of_them = describe_too_fast(too_fast, len(known)) if too_fast else ""
     if not any(row.system == name for row in possible):
         raise ConfigError(f"{said_of_them}; no row of {name!r} is left: check units, element types and the chip")
+    _refuse_many(possible)
     fitted = fit_rows(possible, machines, name)
     said = source or f"measured rows of {', '.join(table.name for table in tables)}"
     calibration = calibration_of(fitted, chip.calibration, said, [table.name for table in tables])
@@ -172,6 +177,18 @@ def _fit(
         click.echo(f"{said_of_them}; they are left out, check units and element types", err=True)
     _print_fit(fitted, calibration)
     click.echo(f"surfaces of {chip.name}: {len(fitted.surfaces)} fitted, {len(calibration.surface)} in {output}")
+
+
+def _refuse_many(rows: list[Row]) -> None:
+    """Refuse more rows of one kind than can be fitted: all are solved for at once."""
+    from g5cp_vec.errors import ConfigError
+
+    for kind, n in Counter(row.kind for row in rows).items():
+        if n > MOST_FITTED_ROWS:
+            raise ConfigError(
+                f"{kind}: {n} rows to fit, expected at most {MOST_FITTED_ROWS}, for the time grows with their cube; "
+                "keep a sample of them (--evaluate takes them all)"
+            )
 
 
 def _write_whole(output: Path, text: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from g5cp_vec.config._record import Record
-from g5cp_vec.config._text import read_text
+from g5cp_vec.config._text import is_endless, read_text
 from g5cp_vec.config._units import to_si, written_key, written_quantity
 from g5cp_vec.errors import ConfigError
 
@@ -95,7 +95,10 @@ def locate(kind: Kind, text: str, base: Path | None = None) -> Path:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file, or say in one line why that is impossible."""
     try:
-        return tomllib.loads(read_text(path, "a TOML file"))
+        table = tomllib.loads(read_text(path, "a TOML file"))
+        if not is_endless(table):
+            return table
+        problem = "holds an integer of thousands of digits"
     except RecursionError:
         problem = "is nested too deeply"
     except ValueError as error:  # TOMLDecodeError, an integer of thousands of digits

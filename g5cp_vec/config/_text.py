@@ -12,6 +12,7 @@ from g5cp_vec.errors import ConfigError
 MOST_BYTES = 16 * 2**20
 MOST_TABLE_BYTES = 2**30
 _AT_ONCE = 2**24
+_MOST_BITS = 14_000
 
 
 def read_text(path: Path, what: str, *, most_bytes: int = MOST_BYTES, encoding: str = "utf-8") -> str:
@@ -63,6 +64,20 @@ def read_json_text(path: Path, text: str) -> Any:
     except ValueError as error:  # JSONDecodeError, an integer of thousands of digits, `_object`
         problem = f"is not valid JSON: {' '.join(str(error).split())}"
     raise ConfigError(f"{path}: {problem}")
+
+
+def is_endless(value: Any) -> bool:
+    """Whether a parsed file holds an integer that Python does not write out in digits, as 0x… of thousands of them."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            return True
+    return False
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-from g5cp_vec.config._text import read_text
+from g5cp_vec.config._text import is_endless, read_text
 from g5cp_vec.errors import ConfigError
 
 _MOST_VALUES = 1 << 21
 _DEEPEST = 64
+_EXPONENT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+")
 
 
 def is_yaml(path: Path) -> bool:
@@ -28,6 +30,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     contents = _parsed(path, read_text(path, "a YAML file"))
     if not isinstance(contents, dict):
         raise ConfigError(f"{path}: holds no keys, expected a YAML table")
+    if is_endless(contents):
+        raise ConfigError(f"{path}: holds an integer of thousands of digits")
     return contents
 
 
@@ -49,6 +53,8 @@ def _parsed(path: Path, text: str) -> Any:
                 known.add(key.value)
             return super().construct_mapping(node, deep=deep)
 
+    # As in JSON and YAML 1.2; to YAML 1.1 a number without a point is a text.
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
     try:
         _check_events(yaml, yaml.parse(text, Loader=base))
         return yaml.load(text, Loader=Loader)  # noqa: S506 (a safe one)

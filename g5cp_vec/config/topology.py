@@ -282,6 +282,7 @@ def _read_kind(path: Path) -> Machine:
     table = read_toml(path)
     kind = table.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
-        found = "missing" if kind is None else f"got {describe(kind)}{did_you_mean(str(kind), _KINDS)}"
+        hint = did_you_mean(kind, _KINDS) if isinstance(kind, str) else ""
+        found = "missing" if kind is None else f"got {describe(kind)}{hint}"
         raise ConfigError(f"{path}: kind: expected one of {', '.join(_KINDS)}, {found}")
     return read_record(_KINDS[kind], path, table)

@@ -18,7 +18,7 @@ from g5cp_vec.errors import ConfigError, InfeasibleError
 from g5cp_vec.runner.breakdown import Breakdown, break_down
 from g5cp_vec.runner.local import LocalRunner
 from g5cp_vec.runner.plan import Plan, build_plan, points
-from g5cp_vec.runner.room import POINT_OPS, refuse_without_room, unfolded_ops
+from g5cp_vec.runner.room import POINT_OPS, refuse_breakdown, refuse_without_room, unfolded_ops
 from g5cp_vec.runner.schema import SCHEMA
 from g5cp_vec.runner.store import MISSING, Store
 from g5cp_vec.runner.warm import warm
@@ -193,4 +193,9 @@ def run_point(point: GridLike | Grid, *, fidelity: str = "exact") -> Result:
     assert isinstance(dep, Deployment)
     if row["chosen_collective"] is not None:
         dep = dataclasses.replace(dep, collective=row["chosen_collective"])
-    return Result(row, lambda: break_down(dep, points(expansion, slice(None)), fidelity))
+
+    def explain() -> Breakdown:
+        refuse_breakdown(checked.label, dep)
+        return break_down(dep, points(expansion, slice(None)), fidelity)
+
+    return Result(row, explain)

@@ -154,7 +154,8 @@ def simulated_columns(
 
 
 def _overlap(comm: NDArray[np.float64], exposed: NDArray[np.float64]) -> Columns:
-    share = 1.0 - np.divide(exposed, comm, out=np.zeros_like(comm), where=comm > 0)
+    # Two sums of the same waits may differ in their last digit.
+    share = np.maximum(1.0 - np.divide(exposed, comm, out=np.zeros_like(comm), where=comm > 0), 0.0)
     return {"comm_s": comm, "exposed_comm_s": exposed, "overlap_ratio": np.where(comm > 0, share, np.nan)}
 
 

@@ -13,6 +13,7 @@ from g5cp_vec.runner.plan import Plan, estimated_ops
 
 # Resident, of an audit and of ``--fidelity full``; measured 350 on audits of 1 to 24 million ops.
 BYTES_PER_UNFOLDED_OP = 400
+_BYTES_PER_TIMED_OP = 130
 # What the audit of a single point may take: a dozen seconds and 4 GB.
 POINT_OPS = 10**7
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -43,14 +44,20 @@ def refuse_without_room(label: str, expansion: Expansion, plan: Plan, fidelity: 
         A row that is to be audited or simulated in full takes more memory than there is.
     """
     unfolded = plan.audited if fidelity == "exact" else expansion.reason_code == VALID
-    n_ops = max(
-        (unfolded_ops(expansion.deployments[i]) for i in set(expansion.deployment[unfolded].tolist())), default=0
-    )
-    needed, there = n_ops * BYTES_PER_UNFOLDED_OP, memory_bytes()
+    deployments = set(expansion.deployment[unfolded].tolist())
+    n_ops = max((unfolded_ops(expansion.deployments[i]) for i in deployments), default=0)
+    audit, full = "audit a sample, or nothing", "take --fidelity exact, the results are the same"
+    _refuse(label, n_ops, BYTES_PER_UNFOLDED_OP, audit if fidelity == "exact" else full)
+
+
+def refuse_breakdown(label: str, dep: Deployment) -> None:
+    """Refuse a breakdown, which needs the times of all operations, likewise."""
+    _refuse(label, unfolded_ops(dep), _BYTES_PER_TIMED_OP, "leave --breakdown out, or break fewer chips down")
+
+
+def _refuse(label: str, n_ops: int, bytes_per_op: int, instead: str) -> None:
+    needed, there = n_ops * bytes_per_op, memory_bytes()
     if there is not None and needed > there:
-        instead = (
-            "audit a sample, or nothing" if fidelity == "exact" else "take --fidelity exact, the results are the same"
-        )
         raise ConfigError(
             f"{label}: about {n_ops:,} operations of all ranks and layers take {needed / 1e9:,.0f} GB of memory, and "
             f"there are {there / 1e9:,.0f}; {instead}"
