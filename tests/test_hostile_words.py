@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import polars as pl
 import pytest
-from commands import invoke
+from commands import POINT, invoke
 
 from g5cp_vec.analysis.reasons import group_reasons
 
@@ -57,9 +59,10 @@ def test_closed_streams(closed):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
-def test_a_full_output_is_one_line():
+@pytest.mark.parametrize("words", [["list", "chips"], ["--help"], ["--version"], ["run", "--help"]])
+def test_a_full_output_is_one_line(words):
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "g5cp_vec.cli", "list", "chips"]
+        command = [sys.executable, "-m", "g5cp_vec.cli", *words]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines() == ["error: output: No space left on device"]
@@ -70,6 +73,31 @@ def test_an_encoding_without_the_characters(tmp_path):
     done = run(["check", tmp_path / "grid.toml"], env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0
     assert r"gr\xf6\xdfe\u2192" in done.stdout
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_interruption_inside_a_call_from_c_is_not_lost(monkeypatch, tmp_path, goes_on):
+    """As when compiled code is handed over: what is raised in a destructor goes nowhere."""
+
+    class Dies:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    def fails(*words, **options):
+        Dies()
+        if goes_on:
+            time.sleep(10)
+        raise RuntimeError("no compiled object yet")
+
+    (tmp_path / "point.toml").write_text(POINT)
+    monkeypatch.setattr("g5cp_vec.runner.api.run_point", fails)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = invoke("run", tmp_path / "point.toml")
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert result.exit_code == 130
+    assert result.stderr == "interrupted\n"
 
 
 def test_points_that_stand_twice_are_counted(tmp_path):

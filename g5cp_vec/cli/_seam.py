@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,6 +21,7 @@ from g5cp_vec.errors import ConfigError, InfeasibleError, SimulationError
 INPUT_IS_WRONG = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 PIPE_CLOSED = 141  # 128 + SIGPIPE
+_AGAIN_AFTER_S = 0.05
 
 
 class ErrorSeam(click.Group):
@@ -51,8 +53,6 @@ class ErrorSeam(click.Group):
             # The reader has what it wanted; what is still buffered must not complain when the interpreter ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(PIPE_CLOSED)
-        except OSError as error:
-            _leave(ctx, INPUT_IS_WRONG, f"{error.filename or 'output'}: {error.strerror or error}")
         return value
 
 
@@ -68,9 +68,14 @@ def _leave_interrupted(ctx: click.Context, line: str) -> NoReturn:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Say what is wrong with a command's words in one line; click says it in three."""
+    """Say in one line what is wrong with a command's words, for which click takes three, or with its output."""
     try:
         yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        say(f"{error.filename or 'output'}: {error.strerror or error}", prefix="error: ")
+        raise click.exceptions.Exit(INPUT_IS_WRONG) from None
     except click.exceptions.NoArgsIsHelpError:
         raise
     except click.ClickException as error:
@@ -97,22 +102,43 @@ def _termination_interrupts() -> Iterator[None]:
             _try_handler(signal.SIGTERM, previous)
 
 
+def _interrupt_main() -> None:
+    """Send the main thread a signal, which ends a system call that it waits in."""
+    handled = [number for number in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(number))]
+    if handled and hasattr(signal, "pthread_kill") and (main := threading.main_thread().ident) is not None:
+        signal.pthread_kill(main, handled[0])
+    else:
+        _thread.interrupt_main()
+
+
 @contextmanager
 def _no_interrupt_is_lost() -> Iterator[None]:
-    """Interrupt once more where an interruption fell into a call from C, out of which no exception comes."""
+    """Interrupt where an interruption fell into a call from C, out of which no exception comes.
+
+    What goes on is interrupted once more, and what fails because of it, as a compiler whose callback did nothing, is
+    taken for interrupted.
+    """
+    again = threading.Timer(_AGAIN_AFTER_S, _interrupt_main)
     previous = sys.unraisablehook
 
-    def again(unraisable: sys.UnraisableHookArgs) -> None:
-        if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            _thread.interrupt_main()
-        else:
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             previous(unraisable)
+        elif again.ident is None:
+            again.start()
 
-    sys.unraisablehook = again
+    sys.unraisablehook = hook
     try:
         yield
+    except click.exceptions.Exit:
+        raise
+    except Exception:
+        if again.ident is not None:
+            raise KeyboardInterrupt from None
+        raise
     finally:
         sys.unraisablehook = previous
+        again.cancel()
 
 
 def _nowhere() -> TextIO:

@@ -122,9 +122,14 @@ class Store:
             path.unlink()
 
     def _replace(self, name: str, data: bytes) -> None:
+        """Write a file that appears under its name only when it is whole."""
         temporary = self.folder / f".{name}.{os.getpid()}.tmp"
-        temporary.write_bytes(data)
-        temporary.replace(self.folder / name)
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(self.folder / name)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
     def path(self, part: int) -> Path:
         """File of a part."""
@@ -138,16 +143,12 @@ class Store:
         return problem_of(path, self.hash, self.n_rows_of_part[part])
 
     def write(self, part: int, frame: pl.DataFrame) -> None:
-        """Write a part; it appears under its name only when it is whole."""
-        temporary = self.folder / f".part-{part:05d}.{os.getpid()}.tmp"
+        """Write a part."""
+        # By way of memory: what the file system refuses is then an OSError that says so.
+        data = part_bytes(frame, self.hash)
         try:
-            # By way of memory: what the file system refuses is then an OSError that says so.
-            temporary.write_bytes(part_bytes(frame, self.hash))
-            temporary.replace(self.path(part))
-        except BaseException as error:
-            temporary.unlink(missing_ok=True)
-            if not isinstance(error, OSError):
-                raise
+            self._replace(self.path(part).name, data)
+        except OSError as error:
             raise ConfigError(
                 f"{self.path(part)}: cannot be written: {error.strerror or error}; finished parts are kept: "
                 "make room and call again"

@@ -8,8 +8,9 @@ import numpy as np
 
 from g5cp_vec.config.grid import load_point
 from g5cp_vec.cost.rows import cost_rows
-from g5cp_vec.engine._jit import compiling, is_compiled, mark_used
+from g5cp_vec.engine._jit import CACHE_DIR, compiling, is_compiled, mark_used
 from g5cp_vec.engine.csr import drop_repeated, group_by
+from g5cp_vec.errors import ConfigError
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.network import build_network
 from g5cp_vec.mapping.structure import build_structure
@@ -34,7 +35,11 @@ def warm() -> None:
         return
     with compiling() as has_to:
         if has_to:
-            _run_everything()
+            try:
+                _run_everything()
+            except OSError as error:
+                problem = f"compiled kernels cannot be kept here: {error.strerror or error}"
+                raise ConfigError(f"{CACHE_DIR}: {problem}; make room, or name a folder in NUMBA_CACHE_DIR") from None
 
 
 def _run_everything() -> None:
