@@ -65,6 +65,41 @@ def test_parts_that_the_sweep_does_not_have(sweep):
     assert "part-00002.parquet: not a readable part: the sweep has 2 parts" in result.stderr
 
 
+def test_a_copy_of_another_part(sweep):
+    first, second = (sweep / "out" / f"part-0000{i}.parquet" for i in range(2))
+    whole = second.read_bytes()
+    shutil.copy(first, second)
+    result = invoke("validate", sweep / "out")
+    assert result.exit_code == 2
+    assert "part-00001.parquet: not a readable part: a copy of part-00000.parquet" in result.stderr
+    result = again(sweep)
+    assert result.exit_code == 0
+    assert "part-00001.parquet: a copy of part-00000.parquet; it is computed again" in result.stderr
+    assert second.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda f: pl.concat([f[:1], f[:1]]), "row 0 (point {id}) breaks the rule: every row is there once"),
+        (lambda f: f.with_columns(status=pl.lit(None, pl.String)), "breaks the rule: status is ok, oom or invalid"),
+        (lambda f: f.with_columns(status=pl.lit("fine")), "breaks the rule: status is ok, oom or invalid"),
+        (lambda f: f.with_columns(step_s=pl.lit(float("nan"))), "breaks the rule: step_s is positive and finite"),
+        (lambda f: f.with_columns(row=pl.lit(None, pl.Int64)), "breaks the rule: every row is there once"),
+        (lambda f: f[:0], "unfinished: 2 of 4 rows are here"),
+    ],
+)
+def test_rows_that_another_program_changed(sweep, change, said):
+    part = sweep / "out" / "part-00000.parquet"
+    rows = pl.read_parquet(part)
+    change(rows).write_parquet(part)
+    result = invoke("validate", sweep / "out")
+    assert result.exit_code == 1
+    assert said.format(id=rows["point_id"][0]) in result.stdout
+    assert again(sweep, "--quiet").exit_code == 0
+    assert pl.read_parquet(part).equals(rows)
+
+
 def test_a_part_of_another_sweep(sweep, tmp_path):
     (tmp_path / "other.toml").write_text(GRID.replace('"1K"', '"4K"'))
     assert invoke("sweep", tmp_path / "other.toml", "-o", tmp_path / "other", "--quiet").exit_code == 0

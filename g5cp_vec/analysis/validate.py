@@ -26,7 +26,11 @@ LEAST_MASKED_SHARE = 0.8
 INSTANT_RTOL = 1e-12
 
 _PARTS = ("kv_bytes", "weight_bytes", "activation_bytes", "buffer_bytes")
-# What no simulated row may break, whatever its values.
+# What no row may break, and what no simulated one may, whatever its values.
+_RULES_OF_ALL = {
+    "every row is there once": pl.col("row").is_unique() & (pl.col("row") >= 0),
+    "status is ok, oom or invalid": pl.col("status").is_in(["ok", "oom", "invalid"]),
+}
 _RULES = {
     "step_s is positive and finite": pl.col("step_s").is_finite() & (pl.col("step_s") > 0),
     "exposed_comm_s is at most comm_s": pl.col("exposed_comm_s") <= pl.col("comm_s") * (1 + INSTANT_RTOL),
@@ -45,7 +49,7 @@ class Validation:
     Attributes
     ----------
     n_rows, n_simulated, n_audited : int
-        All rows, those that are not invalid, and those with conservation KPIs.
+        All rows, of which none counts twice, those that are not invalid, and those with conservation KPIs.
     n_expected : int
         Rows of the sweep when it is finished.
     n_pairs, n_masked : int
@@ -112,13 +116,14 @@ def _validate_rows(rows: pl.LazyFrame, n_expected: int) -> Validation:
     # A KPI that is null in an audited row was lost by the audit itself.
     lost = audited.filter(pl.any_horizontal(pl.col(KPIS).fill_null(-1) != 0)).select("row", "point_id", *KPIS)
     broken = [
-        simulated.filter(~rule.fill_null(False)).select("row", "point_id", rule=pl.lit(name))
-        for name, rule in _RULES.items()
+        frame.filter(~rule.fill_null(False)).select("row", "point_id", rule=pl.lit(name))
+        for frame, rules in ((rows, _RULES_OF_ALL), (simulated, _RULES))
+        for name, rule in rules.items()
     ]
     pairs = cp_pairs(simulated)
     masked = pairs.filter("masked")
     is_rise = pl.col("ttft_s_wide") > pl.col("ttft_s") * (1 + INSTANT_RTOL)
-    counts = pl.collect_all([part.select(pl.len()) for part in (rows, simulated, audited)])
+    counts = pl.collect_all([part.select(pl.len()) for part in (rows.unique("row"), simulated, audited)])
     return Validation(
         n_rows=counts[0].item(),
         n_simulated=counts[1].item(),

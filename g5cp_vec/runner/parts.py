@@ -1,4 +1,4 @@
-"""One part of a sweep's dataset: a Parquet file that names its sweep, and by whose checksum damage is found."""
+"""One part of a sweep's dataset: a Parquet file that names its sweep and its place, with a checksum against damage."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ import pyarrow.parquet as pq
 
 from g5cp_vec.runner.schema import SCHEMA
 
-_SWEEP, _SUM = b"g5cp_sweep", b"g5cp_sha256"
+_SWEEP, _PART, _SUM = b"g5cp_sweep", b"g5cp_part", b"g5cp_sha256"
 # Stands in the file in place of its checksum while that is computed.
 _NO_SUM = b"." * 64
 
 
-def part_bytes(frame: pl.DataFrame, sweep: str) -> bytes:
+def part_name(part: int) -> str:
+    """Return the file name of a part, by its number."""
+    return f"part-{part:05d}.parquet"
+
+
+def part_bytes(frame: pl.DataFrame, sweep: str, part: int) -> bytes:
     """Return a part as it stands on disk.
 
     Parameters
@@ -24,9 +29,12 @@ def part_bytes(frame: pl.DataFrame, sweep: str) -> bytes:
     frame : polars.DataFrame
     sweep : str
         Hash of the sweep that it belongs to.
+    part : int
+        Its number there.
     """
     buffer = io.BytesIO()
-    frame.write_parquet(buffer, metadata={_SWEEP.decode(): sweep, _SUM.decode(): _NO_SUM.decode()})
+    labels = {_SWEEP: sweep.encode(), _PART: part_name(part).encode(), _SUM: _NO_SUM}
+    frame.write_parquet(buffer, metadata={key.decode(): value.decode() for key, value in labels.items()})
     data = bytearray(buffer.getbuffer())
     begin = data.index(_NO_SUM, data.rindex(_SUM))
     data[begin : begin + len(_NO_SUM)] = hashlib.sha256(data).hexdigest().encode()
@@ -50,6 +58,8 @@ def problem_of(path: Path, sweep: str, n_rows: int | None = None) -> str | None:
         labels = found.metadata or {}
         if (n_rows is not None or _SWEEP in labels) and labels.get(_SWEEP) != sweep.encode():
             return "not of this sweep"
+        if (n_rows is not None or _PART in labels) and labels.get(_PART) != path.name.encode():
+            return f"a copy of {labels.get(_PART, b'another').decode()}"
         if (n_rows is not None or _SUM in labels) and not _is_whole(data, labels.get(_SUM, b"")):
             return "damaged: its bytes are not those that were written"
         if n_rows is not None and found.num_rows != n_rows:

@@ -22,7 +22,7 @@ from g5cp_vec import __version__
 from g5cp_vec.config._files import describe
 from g5cp_vec.config._text import MOST_TABLE_BYTES, read_json_text, read_text
 from g5cp_vec.errors import ConfigError
-from g5cp_vec.runner.parts import part_bytes, problem_of
+from g5cp_vec.runner.parts import part_bytes, part_name, problem_of
 
 try:
     import fcntl
@@ -133,7 +133,7 @@ class Store:
 
     def path(self, part: int) -> Path:
         """File of a part."""
-        return self.folder / f"part-{part:05d}.parquet"
+        return self.folder / part_name(part)
 
     def problem(self, part: int) -> str | None:
         """Return why a part has to be computed: ``"missing"``, or what is wrong with its file; None if finished."""
@@ -145,7 +145,7 @@ class Store:
     def write(self, part: int, frame: pl.DataFrame) -> None:
         """Write a part."""
         # By way of memory: what the file system refuses is then an OSError that says so.
-        data = part_bytes(frame, self.hash)
+        data = part_bytes(frame, self.hash, part)
         try:
             self._replace(self.path(part).name, data)
         except OSError as error:
@@ -235,7 +235,7 @@ def scan_sweep(folder: str | Path) -> pl.LazyFrame:
     parts = sorted(folder.glob("part-*.parquet"))
     if not parts:
         raise ConfigError(f"{folder}: no part is finished yet; run the sweep first")
-    names = {f"part-{part:05d}.parquet" for part in range(manifest["n_parts"])}
+    names = {part_name(part) for part in range(manifest["n_parts"])}
     for path in parts:
         problem = problem_of(path, str(manifest.get("hash")))
         if path.name not in names:
