@@ -276,3 +276,13 @@ def test_a_long_silence_is_broken(point, tmp_path, monkeypatch, quiet):
     said = [line for line in result.stderr.splitlines() if line.startswith("still simulating, ")]
     assert bool(said) != quiet
     assert result.stderr.splitlines()[-1] == "error: enough"
+
+
+def test_ranks_of_very_many_chips_are_plain_lines(point):
+    point.write_text(POINT.replace("n_chips = 2", "n_chips = 8192"))
+    begun_s = time.process_time()
+    lines = invoke("check", point, "--ranks").stdout.splitlines()
+    assert time.process_time() - begun_s < 5
+    at = lines.index("chip\tdp\tpp\tcp\ttp\tKV shard")
+    assert [line.split("\t")[0] for line in lines[at + 1 : at + 8193]] == [str(chip) for chip in range(8192)]
+    assert lines[at + 8193] == "group\tchips"

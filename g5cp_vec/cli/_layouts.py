@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from g5cp_vec.analysis.layouts import layout_key, legal_rows, rank_groups, rank_rows
@@ -13,6 +15,7 @@ from g5cp_vec.config.model import Model
 
 # A layout of more chips is shown when asked for.
 _MOST_CHIPS = 64
+_MOST_ROWS, _CELL = 1024, 8
 
 
 def print_layouts(grid: Grid, *, every: bool) -> None:
@@ -26,13 +29,21 @@ def print_layouts(grid: Grid, *, every: bool) -> None:
         shown = ", ".join(f"{name} = {n}" for name, n in degrees.items() if n > 1) or "one rank"
         click.echo(f"{shown} ({dep.cp_semantics})" if dep.cp_semantics else shown)
         split = "pcp" if dep.cp == 1 else "cp"
-        print_table(["chip", "dp", "pp", split, "tp", "KV shard"], [list(map(str, row)) for row in rank_rows(dep)])
+        _print_rows(["chip", "dp", "pp", split, "tp", "KV shard"], [list(map(str, row)) for row in rank_rows(dep)])
         groups = [
             (name, " | ".join(" ".join(map(str, chips)) for chips in members))
             for name, members in rank_groups(dep).items()
         ]
         if groups:
-            print_table(["group", "chips"], groups, n_left=2)
+            _print_rows(["group", "chips"], groups, n_left=2)
+
+
+def _print_rows(headers: list[str], rows: Sequence[Sequence[str]], *, n_left: int = 1) -> None:
+    """Print a table, and plain lines with tabs of what is too much to be laid out."""
+    if max(len(rows), *(len(cell) // _CELL for row in rows for cell in row)) <= _MOST_ROWS:
+        print_table(headers, rows, n_left=n_left)
+    else:
+        click.echo("\n".join("\t".join(row) for row in (headers, *rows)))
 
 
 def print_legal(grid: Grid) -> None:
