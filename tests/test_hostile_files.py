@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from pathlib import Path
 
 import pytest
 from commands import POINT, invoke
@@ -11,6 +14,11 @@ from g5cp_vec.config._text import MOST_BYTES
 from g5cp_vec.config.chip import load_chip
 from g5cp_vec.errors import ConfigError
 
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
 CHIP = 'name = "x"\nhbm_gbytes = 80\nhbm_bandwidth_gbytes_per_s = 3000\n[peak_tflops]\nbf16 = 900\n'
 WORKLOAD = '{"links": [], "chips": 1, "ops": [], "deps": []}'
 GEMM = "m,n,k,gemm_dtype,latency_ms\n" + "".join(f"{128 * i},4096,4096,bfloat16,{0.01 * i}\n" for i in range(1, 9))
@@ -135,3 +143,28 @@ def test_a_grid_is_no_point(tmp_path):
     assert one_error("run", path).endswith(
         "has [axes] and [points], a point has [fixed] only; use g5cp-vec sweep for a grid"
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes")
+def test_names_that_are_not_utf_8(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/x\xff"))
+    folder.mkdir()
+    named = {"point": POINT, "table": GEMM, "chip": CHIP.replace('name = "x"\n', "")}
+    paths = {name: folder / os.fsdecode(name.encode() + b"\xff") for name in named}
+    for name, text in named.items():
+        paths[name].write_text(text)
+    assert json.loads(invoke("run", paths["point"], "--json").stdout)["status"] == "ok"
+    assert invoke("check", paths["point"]).exit_code == 0
+    assert load_chip(str(paths["chip"])).name == r"chip\udcff"
+    for how in (["--csv"], ["--json"], []):
+        result = invoke("calibrate", paths["table"], "--chip", "h100-sxm", "--evaluate", *how)
+        assert result.exit_code == 0
+        assert r"table\udcff" in result.stdout.replace("\\\\", "\\")
+    result = invoke("calibrate", paths["table"], "--chip", paths["chip"], "--system", "x", "-o", folder / "out.toml")
+    assert result.exit_code == 0
+    assert r"table\\udcff" in (folder / "out.toml").read_text()
+    assert load_chip(str(folder / "out.toml")).calibration is not None
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    (folder / "hf.toml").write_text(POINT.replace("llama-3.1-8b", "config.json"))
+    row = json.loads(invoke("run", folder / "hf.toml", "--json").stdout)
+    assert row["status"] == "ok"

@@ -159,6 +159,21 @@ def test_a_folder_for_a_part(sweep):
         assert "part-00000.parquet: " in line
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with names")
+def test_a_pipe_and_a_giant_for_a_part(sweep):
+    first, second = (sweep / "out" / f"part-0000{i}.parquet" for i in range(2))
+    whole = first.read_bytes(), second.read_bytes()
+    first.unlink()
+    os.mkfifo(first)
+    os.truncate(second, 2**40)
+    assert "part-00000.parquet: not a readable part: no regular file" in invoke("validate", sweep / "out").stderr
+    result = again(sweep)
+    assert result.exit_code == 0
+    assert "part-00000.parquet: no regular file; it is computed again" in result.stderr
+    assert "part-00001.parquet: of 1099511627776 bytes, no part has more than 1073741824; it is comp" in result.stderr
+    assert (first.read_bytes(), second.read_bytes()) == whole
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="locks of POSIX")
 def test_two_sweeps_into_one_folder(sweep):
     from g5cp_vec.runner import store

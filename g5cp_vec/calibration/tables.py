@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.config._files import describe, did_you_mean
-from g5cp_vec.config._text import MOST_TABLE_BYTES, read_text
+from g5cp_vec.config._text import MOST_TABLE_BYTES, in_unicode, read_text
 from g5cp_vec.config.dtypes import DTYPE_BITS
 from g5cp_vec.cost.calibration import constants_of
 from g5cp_vec.errors import ConfigError
@@ -307,7 +307,7 @@ def _read_table(path: Path, system: str) -> list[Row]:
     rows, lines = [], []
     for number, record in records:
         try:
-            rows.append(_read_row(recipe, record, system, f"{path}:{number}"))
+            rows.append(_read_row(recipe, record, system, f"{in_unicode(str(path))}:{number}"))
         except ValueError as error:
             lines.append(f"{path}:{number}: {error}")
     if lines:

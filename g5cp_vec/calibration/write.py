@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from g5cp_vec.config._files import read_toml
+from g5cp_vec.config._text import in_unicode
 from g5cp_vec.config.calibration import Calibration, Surface
 from g5cp_vec.errors import ConfigError
 
@@ -32,7 +33,7 @@ def chip_text(path: Path, calibration: Calibration) -> str:
     expected = {key: value for key, value in read_toml(path).items() if key != "calibration"}
     if tomllib.loads(body) != expected:
         raise ConfigError(f"{path}: {_HEADER}: expected to be the last table of the file; move it to the end")
-    name = "" if "name" in expected else f"name = {_text(path.stem)}\n"
+    name = "" if "name" in expected else f"name = {_text(in_unicode(path.stem))}\n"
     return name + body + "\n" + "\n".join(_calibration_lines(calibration)) + "\n"
 
 

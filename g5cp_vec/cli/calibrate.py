@@ -152,6 +152,7 @@ def _fit(
     from g5cp_vec.calibration.peers import known_machines
     from g5cp_vec.calibration.write import chip_text
     from g5cp_vec.config._files import locate
+    from g5cp_vec.config._text import in_unicode
     from g5cp_vec.errors import ConfigError
 
     _rows_of(rows, name)
@@ -166,8 +167,9 @@ def _fit(
         raise ConfigError(f"{said_of_them}; no row of {name!r} is left: check units, element types and the chip")
     _refuse_many(possible)
     fitted = fit_rows(possible, machines, name)
-    said = source or f"measured rows of {', '.join(table.name for table in tables)}"
-    calibration = calibration_of(fitted, chip.calibration, said, [table.name for table in tables])
+    names = [in_unicode(table.name) for table in tables]
+    said = in_unicode(source) or f"measured rows of {', '.join(names)}"
+    calibration = calibration_of(fitted, chip.calibration, said, names)
     text = chip_text(locate("chips", chip_name), calibration)
     try:
         _write_whole(output, text)

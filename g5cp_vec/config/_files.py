@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from g5cp_vec.config._record import Record
-from g5cp_vec.config._text import is_endless, read_text
+from g5cp_vec.config._text import in_unicode, is_endless, read_text
 from g5cp_vec.config._units import to_si, written_key, written_quantity
 from g5cp_vec.errors import ConfigError
 
@@ -123,7 +123,7 @@ def read_record(cls: type[RecordT], path: Path, table: Mapping[str, Any] | None 
     ConfigError
         With one line for every complaint.
     """
-    contents = {"name": path.stem, **(read_toml(path) if table is None else table)}
+    contents = {"name": in_unicode(path.stem), **(read_toml(path) if table is None else table)}
     # A key in SI units is not part of the format; accepting it as well would give one quantity two names.
     foreign: list[tuple[str | int, ...]] = []
     known = _without_foreign(contents, (), foreign)

@@ -55,6 +55,11 @@ def read_text(path: Path, what: str, *, most_bytes: int = MOST_BYTES, encoding: 
     raise ConfigError(f"{path}: {problem}, expected {what}")
 
 
+def in_unicode(name: str) -> str:
+    """Return the name of a file as data can hold it: bytes that are no UTF-8 as escapes."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 def read_json_text(path: Path, text: str) -> Any:
     """Parse JSON; a key that stands twice in an object with different values is refused, for either could be meant."""
     try:

@@ -15,6 +15,7 @@ from typing import Any
 from g5cp_vec.config._files import describe, read_toml, unknown_key
 from g5cp_vec.config._keys import KEYS, RANK_ORDER, Key, expected, read_range
 from g5cp_vec.config._record import Record
+from g5cp_vec.config._text import in_unicode
 from g5cp_vec.config._where import check_where
 from g5cp_vec.config.chip import load_chip
 from g5cp_vec.config.expansion import Expansion, expand
@@ -129,7 +130,7 @@ def load_grid(source: str | Path | Mapping[str, Any], *, point: bool = False) ->
         path = Path(source)
         label, folder, table = str(path), path.parent, read_toml(path)
     reader = _Reader(label, folder)
-    grid = reader.read(table, default_name="grid" if folder is None else path.stem, point=point)
+    grid = reader.read(table, default_name="grid" if folder is None else in_unicode(path.stem), point=point)
     if reader.lines:
         raise ConfigError(reader.lines)
     return grid

@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow.parquet as pq
 
+from g5cp_vec.config._text import MOST_TABLE_BYTES
 from g5cp_vec.runner.schema import SCHEMA
 
 _SWEEP, _PART, _SUM = b"g5cp_sweep", b"g5cp_part", b"g5cp_sha256"
@@ -52,7 +53,11 @@ def problem_of(path: Path, sweep: str, n_rows: int | None = None) -> str | None:
         Rows that the part must have, and have been written by this program: to be kept by a sweep that goes on. Without
         it a file that another program wrote anew, and which names no sweep, is taken for what it is.
     """
+    if not path.is_file():  # to be read without an end, or not at all
+        return "no regular file"
     try:
+        if (size := path.stat().st_size) > MOST_TABLE_BYTES:
+            return f"of {size} bytes, no part has more than {MOST_TABLE_BYTES}"
         data = path.read_bytes()
         found = pq.read_metadata(io.BytesIO(data))
         labels = found.metadata or {}

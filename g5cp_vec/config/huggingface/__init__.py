@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from g5cp_vec.config._text import in_unicode
 from g5cp_vec.config.huggingface.nesting import TextPart, prediction_note, refuse_what_was_not_read, text_part
 from g5cp_vec.config.huggingface.quantisation import read_quantisation
 from g5cp_vec.config.huggingface.source import FILE, Keys, config_path, read_json, shown
@@ -47,7 +48,7 @@ def read_huggingface(path: Path) -> tuple[Path, dict[str, Any]]:
     table = part.family.build(part.keys)
     layers = table.pop("layer")
     model = {
-        "name": path.resolve().parent.name if path.name == FILE else path.stem,
+        "name": in_unicode(path.resolve().parent.name if path.name == FILE else path.stem),
         "hidden": part.keys.count("hidden_size"),
         "vocab": table.pop("vocab", None) or part.keys.count("vocab_size"),
         "n_layers": len(layers),
