@@ -286,3 +286,13 @@ def test_ranks_of_very_many_chips_are_plain_lines(point):
     at = lines.index("chip\tdp\tpp\tcp\ttp\tKV shard")
     assert [line.split("\t")[0] for line in lines[at + 1 : at + 8193]] == [str(chip) for chip in range(8192)]
     assert lines[at + 8193] == "group\tchips"
+
+
+@pytest.mark.parametrize("value", ["x" * 10**5, [1] * 10**5, {"a" * 10**5: 1}, None, True])
+def test_complaints_about_workloads_quote_a_part(tmp_path, value):
+    wrong = {"links": [value, {"bw": value}], "chips": 1, "deps": [value, [value, 0]], "ops": []}
+    wrong["ops"] = [{"kind": "flow", "route": value, "bytes": value}, {"kind": "compute", "chip": value, "secs": 1}]
+    (tmp_path / "w.json").write_text(json.dumps(wrong))
+    lines = invoke("replay", tmp_path / "w.json").stderr.splitlines()
+    assert len(lines) >= 6
+    assert all(len(line) < 200 + len(str(tmp_path)) for line in lines)
