@@ -32,6 +32,7 @@ class Replay(NamedTuple):
 
 _OP_KEYS = {"compute": {"kind", "chip", "secs", "prio"}, "flow": {"kind", "route", "bytes", "lat"}}
 _MAX_COMPLAINTS = 20
+_SHOWN_CHARACTERS = 100
 MOST_CHIPS = 2**24
 # numpy's scalars are numbers too.
 _INTEGER = (int, np.integer)
@@ -47,7 +48,8 @@ class _Checker:
 
     def fail(self, place: str, text: str) -> None:
         if len(self.lines) < _MAX_COMPLAINTS:
-            self.lines.append(f"{self.source}: {place}: {text}")
+            shown = place if len(place) <= _SHOWN_CHARACTERS else place[: _SHOWN_CHARACTERS - 1] + "…"
+            self.lines.append(f"{self.source}: {shown}: {text}")
 
     def number(
         self, owner: Mapping[str, Any], key: str, place: str, default: float | None = None, *, above_zero: bool = False
