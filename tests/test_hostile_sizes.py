@@ -202,7 +202,7 @@ def test_memory_is_that_of_the_container(tmp_path, monkeypatch):
 
 def test_too_many_rows_to_fit(tmp_path, monkeypatch):
     monkeypatch.setattr("g5cp_vec.cli.calibrate.MOST_FITTED_ROWS", 5)
-    rows = "".join(f"{128 * i},4096,4096,bfloat16,{0.01 * i}\n" for i in range(1, 9))
+    rows = "".join(f"{128 * i},4096,4096,bfloat16,{0.05 * i}\n" for i in range(1, 9))
     (tmp_path / "t.csv").write_text(f"m,n,k,gemm_dtype,latency_ms\n{rows}")
     result = invoke("calibrate", tmp_path / "t.csv", "--chip", "h100-sxm", "-o", tmp_path / "o.toml")
     assert result.exit_code == 2
@@ -211,7 +211,7 @@ def test_too_many_rows_to_fit(tmp_path, monkeypatch):
 
 
 def test_sizes_that_span_too_large_a_grid(tmp_path):
-    rows = "".join(f"{97 * i},{89 * i},{83 * i},bfloat16,{0.01 * i}\n" for i in range(1, 90))
+    rows = "".join(f"{97 * i},{89 * i},{83 * i},bfloat16,{i}\n" for i in range(1, 90))
     (tmp_path / "t.csv").write_text(f"m,n,k,gemm_dtype,latency_ms\n{rows}")
     result = invoke("calibrate", tmp_path / "t.csv", "--chip", "h100-sxm", "-o", tmp_path / "o.toml")
     assert result.exit_code == 2

@@ -108,7 +108,7 @@ def _evaluate(chip: Chip, chip_name: str, name: str, rows: list[Row], as_csv: bo
     own = _rows_of(rows, name)
     _, too_fast = split_by_peak(own, {name: Machine.of(chip)})
     if too_fast:
-        click.echo(f"{describe_too_fast(too_fast, len(own))}; no prediction does", err=True)
+        say(f"{describe_too_fast(too_fast, len(own))}; no prediction does")
     result = evaluate(chip, own)
     if as_csv:
         click.echo(result.rows.write_csv(), nl=False)
@@ -176,7 +176,7 @@ def _fit(
     except OSError as error:
         raise ConfigError(f"{output}: cannot be written: {error.strerror or error}") from None
     if said_of_them:
-        click.echo(f"{said_of_them}; they are left out, check units and element types", err=True)
+        say(f"{said_of_them}; they are left out, check units and element types")
     _print_fit(fitted, calibration)
     click.echo(f"surfaces of {chip.name}: {len(fitted.surfaces)} fitted, {len(calibration.surface)} in {output}")
 
