@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g5cp_vec.engine.arrays import N_HEAP, NIL, make_workspace
-from g5cp_vec.engine.heap import heap_set, next_event_s, take_due
+from g5cp_vec.engine.heap import OUTSIDE, heap_set, next_event_s, take_due
 from g5cp_vec.runner.workload import compile_workload
 
 N_OPS = 127
@@ -37,23 +37,42 @@ def _next(w):
     return next_event_s(w)
 
 
+def bucket(w, head):
+    """The slots of a bucket, found by going round it; both directions agree."""
+    slots, slot = [], head
+    while True:
+        slots.append(int(slot))
+        after = w.slot["after"][slot]
+        assert w.slot["before"][after] == slot
+        slot = after
+        if slot == head:
+            return slots
+
+
 def check(w, events):
-    """The heap holds what the twin holds, no key is below its parent's or too late, positions are right."""
+    """The heap holds what the twin holds, no key is below its parent's or too late, places are right."""
     n = w.count[N_HEAP]
-    held, keys = w.heap["slot"][:n].tolist(), w.heap["key_s"][:n]
-    assert dict(zip(held, w.slot["since_s"][held].tolist(), strict=True)) == events.at
-    assert len(held) == len(set(held))
+    heads, keys = w.heap["slot"][:n].tolist(), w.heap["key_s"][:n]
     assert all(keys[(pos - 1) // 2] <= keys[pos] for pos in range(1, n))
+    held = []
+    for head, key in zip(heads, keys, strict=True):
+        slots = bucket(w, head)
+        assert (w.slot["key_s"][slots] == key).all()
+        held += slots
+    assert len(held) == len(set(held))
+    ends = w.slot["since_s"][held]
+    assert dict(zip(held, ends.tolist(), strict=True)) == events.at
     late = w.slot["is_late"][held] == 1
-    assert (keys[~late] == w.slot["since_s"][held][~late]).all()
-    assert (keys[late] <= w.slot["since_s"][held][late]).all()
-    where = {slot: pos for pos, slot in enumerate(held)}
+    assert (w.slot["key_s"][held][~late] == ends[~late]).all()
+    assert (w.slot["key_s"][held][late] <= ends[late]).all()
+    where = {slot: pos for pos, slot in enumerate(heads)}
     assert w.slot["heap_pos"].tolist() == [where.get(slot, NIL) for slot in range(N_OPS)]
+    assert set(np.flatnonzero(w.slot["key_s"] != OUTSIDE).tolist()) == set(held)
 
 
 def run(actions):
     w, events, out = make_workspace(GRAPH), naive.Events(), np.empty(N_OPS, np.uint32)
-    w.slot["heap_pos"] = NIL
+    w.slot["heap_pos"], w.slot["key_s"], w.slot["is_late"] = NIL, OUTSIDE, 0
     for what, slots, times in actions:
         if what == TAKE and events.at:
             assert _next(w) == min(events.at.values())
@@ -114,6 +133,22 @@ def test_few_due_among_many_and_the_last_of_all_among_them():
     time_of = {op: 1 + i / 100 for i, op in enumerate(due)}
     left = run([(SET, list(range(N_OPS)), [time_of.get(op, 100.0 + op) for op in range(N_OPS)]), (TAKE, [], [10.0])])
     assert sorted(left.at) == sorted(set(range(N_OPS)) - set(due))
+
+
+def test_events_at_one_time_are_one_bucket():
+    """Two times by turns in runs of ten; one of the first time moves away and back."""
+    w, out = make_workspace(GRAPH), np.empty(N_OPS, np.uint32)
+    w.slot["heap_pos"], w.slot["key_s"], w.slot["is_late"] = NIL, OUTSIDE, 0
+    for first, time in ((0, 5.0), (10, 7.0)):
+        _do(w, SET, np.arange(first, first + 10).astype(np.uint32), np.full(10, time), out)
+    assert w.count[N_HEAP] == 2
+    _do(w, SET, np.array([0], np.uint32), np.array([3.0]), out)  # the head of its bucket
+    assert w.count[N_HEAP] == 3
+    _do(w, SET, np.array([0], np.uint32), np.array([5.0]), out)
+    assert _next(w) == 5.0
+    n = _do(w, TAKE, np.zeros(0, np.uint32), np.array([6.0]), out)
+    assert sorted(out[:n].tolist()) == list(range(10))
+    assert w.count[N_HEAP] == 1
 
 
 @settings(max_examples=50)

@@ -32,14 +32,26 @@ ERR_NOT_FINITE = 3  # info[0]: an op whose end overflowed
     N_QUEUE,  # ``queue``
     N_TOUCHED,  # ``touched``
     N_ADDED,  # ``added``
-    N_REMOVED,  # ``removed``
+    N_CHANGED,  # ``changed``
     N_AFFECTED,  # ``affected``
     N_OPEN,  # ``open_links``
+    LAST_PUSHED,  # slot: head of the bucket of events made last
     N_LISTS,
-) = range(10)
+) = range(11)
 # Counters of a simulation: ops ended, instants, rate solutions, links looked at by them; and the stamp of the last one.
 N_DONE, N_EVENTS, N_SOLVES, N_LINK_VISITS, STAMP, N_COUNTERS = range(6)
 
+# What the loop asks of an op, side by side: one line of the cache holds two of them.
+OP = np.dtype(
+    [
+        ("chip", np.uint32),  # NIL for a flow
+        ("rank", np.uint32),
+        ("cost", np.uint32),
+        ("latency", np.uint32),
+        ("succ", np.uint64),  # first successor, first route entry: they end where the next op's begin
+        ("route", np.uint64),
+    ]
+)
 # An op under way.
 SLOT = np.dtype(
     [
@@ -47,16 +59,18 @@ SLOT = np.dtype(
         ("new_rate", np.float64),  # being found: negative until it is, 0 outside the affected set
         ("remaining", np.float64),  # bytes at since_s
         ("since_s", np.float64),  # or COMPUTING, WAITING
+        ("key_s", np.float64),  # time of its event (s), OUTSIDE when it has none
         ("op", np.uint32),
-        ("heap_pos", np.uint32),  # place in the heap of events
-        ("is_late", np.uint32),  # whether the event is later than its key there
+        ("heap_pos", np.uint32),  # place of the bucket that it is the head of in the heap of events
+        ("before", np.uint32),  # neighbours in the bucket, which is a ring
+        ("after", np.uint32),
+        ("is_late", np.uint32),  # whether the event is later than its key
         ("first", np.uint32),  # first hop
         ("n_hops", np.uint32),
         ("bottleneck", np.uint32),  # link that bounds the rate
         ("new_bottleneck", np.uint32),
         ("mate_next", np.uint32),  # neighbours in the list of flows with the same bottleneck
         ("mate_prev", np.uint32),
-        ("unused", np.uint32),
     ]
 )
 # A link crossed by a flow under way.
@@ -79,13 +93,24 @@ LINK = np.dtype(
         ("head", np.uint32),  # first hop on it
         ("mate_head", np.uint32),  # first flow it is the bottleneck of
         ("n_mates", np.uint32),  # how many of these; during a solution, those outside the affected set
-        ("n_updates", np.uint32),  # changes of ``used`` since it was summed
+        ("n_updates", np.uint16),  # changes of ``used`` since it was summed
+        ("is_changed", np.uint16),  # whether it is listed in ``changed``
         ("stamp", np.uint32),  # last solution that looked at it
         ("open_pos", np.uint32),  # place in the heap of open links
     ]
 )
-CHIP = np.dtype([("running", np.uint32), ("n_ready", np.uint32), ("is_touched", np.uint32)])
-# Elements of the heaps: what, and when or at which rate.
+CHIP = np.dtype(
+    [
+        ("begin", np.uint64),  # where its part of ``ready`` begins
+        ("is_busy", np.uint32),
+        ("is_touched", np.uint32),  # whether it is listed in ``touched``
+        ("next_op", np.uint32),  # ready op that comes first in the chip's order, NIL when there is none,
+        ("next_rank", np.uint32),  # and its place there
+        ("n_ready", np.uint32),  # how many others are ready
+        ("unused", np.uint32),
+    ]
+)
+# Elements of the heaps: what (of a bucket of events, its head), and when or at which rate.
 EVENT = np.dtype([("key_s", np.float64), ("slot", np.uint32), ("unused", np.uint32)])
 OPEN_LINK = np.dtype([("key", np.float64), ("link", np.uint32), ("unused", np.uint32)])
 
@@ -158,6 +183,7 @@ class Workspace(NamedTuple):
 
     count: NDArray[np.uint32]
     counter: NDArray[np.int64]
+    op: NDArray[np.void]
     pred_left: NDArray[np.uint32]
     slot: NDArray[np.void]
     free: NDArray[np.uint32]
@@ -168,7 +194,7 @@ class Workspace(NamedTuple):
     ready: NDArray[np.uint32]
     touched: NDArray[np.uint32]
     added: NDArray[np.uint32]
-    removed: NDArray[np.uint32]
+    changed: NDArray[np.uint32]
     affected: NDArray[np.uint32]
     link: NDArray[np.void]
     open_links: NDArray[np.void]
@@ -206,10 +232,27 @@ def _longest_route(g: Any) -> Any:
 
 
 @kernel(allocates=True)
-def _clean_chips(n_chips: int) -> Any:
+def _pack_ops(g: Any) -> Any:
+    n_ops = len(g.op_kind)
+    op = np.empty(n_ops + 1, OP)
+    for i in range(n_ops):
+        op[i]["chip"] = g.op_chip[i]
+        op[i]["rank"] = g.op_rank[i]
+        op[i]["cost"] = g.op_cost[i]
+        op[i]["latency"] = g.op_latency[i]
+    for i in range(n_ops + 1):
+        op[i]["succ"] = g.succ_indptr[i]
+        op[i]["route"] = g.route_indptr[i]
+    return op
+
+
+@kernel(allocates=True)
+def _clean_chips(g: Any) -> Any:
+    n_chips = len(g.chip_indptr) - 1
     chip = np.zeros(n_chips, CHIP)
     for i in range(n_chips):
-        chip[i]["running"] = NIL
+        chip[i]["begin"] = g.chip_indptr[i]
+        chip[i]["next_op"] = NIL
     return chip
 
 
@@ -233,17 +276,18 @@ def make_workspace(g: Any) -> Any:
     return Workspace(
         count=np.zeros(N_LISTS, np.uint32),
         counter=np.zeros(N_COUNTERS, np.int64),
+        op=_pack_ops(g),
         pred_left=np.empty(n_ops, np.uint32),
         slot=np.empty(n_ops, SLOT),
         free=np.empty(n_ops, np.uint32),
         hop=np.empty(n_ops * max_hops, HOP),
         heap=np.empty(n_ops, EVENT),
         queue=np.empty(n_ops, np.uint32),
-        chip=_clean_chips(n_chips),
+        chip=_clean_chips(g),
         ready=np.empty(n_ops, np.uint32),
         touched=np.empty(n_chips, np.uint32),
         added=np.empty(n_ops, np.uint32),
-        removed=np.empty(n_ops, np.uint32),
+        changed=np.empty(n_links, np.uint32),
         affected=np.empty(n_ops, np.uint32),
         link=_clean_links(n_links),
         open_links=np.empty(n_links, OPEN_LINK),

@@ -6,8 +6,10 @@ that cross it, chained through their hops, and its *mates*, the flows whose bott
 
 from __future__ import annotations
 
+import numpy as np
+
 from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.arrays import NIL
+from g5cp_vec.engine.arrays import N_CHANGED, NIL
 
 # The sum of a link's rates is kept by adding and subtracting; it is made anew after so many changes, so that
 # roundings do not pile up.
@@ -40,26 +42,62 @@ def _unlink_mate(w, slot):
 
 
 @kernel
-def link_flow(w, slot):
-    """Enter a flow, still at rate 0, in the lists of the links it crosses."""
+def link_flow(g, w, slot):
+    """Enter a flow, still at rate 0, in the lists of the links it crosses.
+
+    While no other flow crosses any of them, its rate can only be that of the narrowest: it is kept as ``new_rate``,
+    which is 0 for a flow that shares a link.
+    """
     f = w.slot[slot]
+    op = f["op"]
+    begin, end = w.op[op]["route"], w.op[op + 1]["route"]
+    first = slot * w.max_hops
+    f["first"] = first
+    f["n_hops"] = end - begin
     f["rate"] = 0.0
-    f["new_rate"] = 0.0
     f["bottleneck"] = NIL
-    for p in range(f["first"], f["first"] + f["n_hops"]):
-        hop = w.hop[p]
-        b = w.link[hop["link"]]
+    rate, narrowest, is_alone = np.inf, NIL, True
+    p = first
+    for at in range(begin, end):
+        link, count = g.route_indices[at], g.route_count[at]
+        hop, b = w.hop[p], w.link[link]
         head = b["head"]
+        hop["count"] = count
+        hop["link"] = link
+        hop["slot"] = slot
         hop["next"] = head
         hop["prev"] = NIL
+        b["head"] = p
         if head != NIL:
             w.hop[head]["prev"] = p
-        b["head"] = p
+            w.slot[w.hop[head]["slot"]]["new_rate"] = 0.0
+            is_alone = False
+        share = b["capacity"] / count
+        if share < rate:
+            rate, narrowest = share, link
+        p += 1
+    f["new_rate"] = rate if is_alone else 0.0
+    f["new_bottleneck"] = narrowest
+
+
+@kernel
+def set_alone(w, slot):
+    """Give a flow that shares nothing the rate that `link_flow` found."""
+    f = w.slot[slot]
+    rate, link = f["new_rate"], f["new_bottleneck"]
+    f["rate"] = rate
+    f["new_rate"] = 0.0
+    _link_mate(w, slot, link)
+    b = w.link[link]
+    b["n_mates"] = 1
+    b["level"] = rate
+    for p in range(f["first"], f["first"] + f["n_hops"]):
+        w.link[w.hop[p]["link"]]["used"] = w.hop[p]["count"] * rate
 
 
 @kernel
 def unlink_flow(w, slot):
-    """Take a flow out of the lists of the links it crosses, and its rate out of their sums."""
+    """Take a flow out of the lists of the links it crosses, and its rate out of their sums; note who shared them."""
     f = w.slot[slot]
     _unlink_mate(w, slot)
     w.link[f["bottleneck"]]["n_mates"] -= 1
@@ -76,9 +114,13 @@ def unlink_flow(w, slot):
         if b["head"] == NIL:
             b["used"] = 0.0
             b["n_updates"] = 0
-        else:
-            b["used"] -= hop["count"] * f["rate"]
-            b["n_updates"] += 1
+            continue
+        b["used"] -= hop["count"] * f["rate"]
+        b["n_updates"] += 1
+        if b["is_changed"] == 0:
+            b["is_changed"] = 1
+            w.changed[w.count[N_CHANGED]] = hop["link"]
+            w.count[N_CHANGED] += 1
 
 
 @kernel

@@ -1,16 +1,20 @@
-"""A binary heap of ops under way ordered by event time, with positions kept so that a flow's end can move.
+"""Events in order of time: a binary heap of buckets, each a ring of ops under way whose events fall together.
+
+Events that fall together are common (a symmetric deployment runs in lockstep), and they come one after another: an
+event at the very time of the one before it joins its bucket, and a bucket is taken out whole. So most events cost no
+more than a place in a list. Two buckets may have the same time; nothing depends on it.
 
 The end of a flow moves whenever its rate does, mostly without becoming the next event. So a later end is only noted
 (with the flow, not here): keys are never too late, and one that is too early is put right when its turn comes.
-
-Events that fall together are common (a symmetric deployment runs in lockstep), so everything due at one
-instant is taken out at once: one at a time when few are due, by filtering and re-heaping when many are.
 """
 
 from __future__ import annotations
 
 from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.arrays import N_HEAP, NIL
+from g5cp_vec.engine.arrays import LAST_PUSHED, N_HEAP, NIL
+
+# ``key_s`` of a slot that is not in the heap.
+OUTSIDE = -1.0
 
 
 @kernel
@@ -22,7 +26,7 @@ def _place(w, pos, slot, key_s):
 
 @kernel
 def _sift_up(w, pos, slot, key_s):
-    """Move the hole at ``pos`` up to where ``slot`` belongs, and place it there."""
+    """Move the hole at ``pos`` up to where the bucket of ``slot`` belongs, and place it there."""
     while pos > 0:
         parent = (pos - 1) >> 1
         if w.heap[parent]["key_s"] <= key_s:
@@ -34,7 +38,7 @@ def _sift_up(w, pos, slot, key_s):
 
 @kernel
 def _sift_down(w, pos, slot, key_s):
-    """Move the hole at ``pos`` down to where ``slot`` belongs, and place it there."""
+    """Move the hole at ``pos`` down to where the bucket of ``slot`` belongs, and place it there."""
     n = w.count[N_HEAP]
     child = 2 * pos + 1
     while child + 1 < n:
@@ -54,56 +58,28 @@ def _sift_down(w, pos, slot, key_s):
 @kernel
 def heap_push(w, slot, key_s):
     """Insert ``slot``, which is not in the heap, with event time ``key_s`` (s)."""
+    f = w.slot[slot]
+    f["key_s"] = key_s
+    head = w.count[LAST_PUSHED]
+    b = w.slot[head]
+    if b["key_s"] == key_s and b["heap_pos"] != NIL and head != slot:
+        tail = b["before"]
+        f["before"] = tail
+        f["after"] = head
+        w.slot[tail]["after"] = slot
+        b["before"] = slot
+        return
+    f["before"] = slot
+    f["after"] = slot
+    w.count[LAST_PUSHED] = slot
     pos = w.count[N_HEAP]
     w.count[N_HEAP] = pos + 1
     _sift_up(w, pos, slot, key_s)
 
 
 @kernel
-def heap_set(w, slot, key_s):
-    """Insert ``slot`` with event time ``key_s`` (s), or re-time it when it is in the heap already."""
-    f = w.slot[slot]
-    pos = f["heap_pos"]
-    f["is_late"] = 0
-    if pos == NIL:
-        heap_push(w, slot, key_s)
-    elif key_s < w.heap[pos]["key_s"]:
-        _sift_up(w, pos, slot, key_s)
-    else:
-        f["is_late"] = 1
-
-
-@kernel
-def flow_end_s(w, slot):
-    """End of a flow that moves at its rate from now on."""
-    f = w.slot[slot]
-    return f["since_s"] + max(f["remaining"], 0.0) / f["rate"]
-
-
-@kernel
-def _put_right(w, pos):
-    """Move an entry whose key is too early to where it belongs; return whether it was."""
-    slot = w.heap[pos]["slot"]
-    f = w.slot[slot]
-    if f["is_late"] == 0:
-        return False
-    f["is_late"] = 0
-    _sift_down(w, pos, slot, flow_end_s(w, slot))
-    return True
-
-
-@kernel
-def next_event_s(w):
-    """Time of the next event (s); the heap must not be empty."""
-    while _put_right(w, 0):
-        pass
-    return w.heap[0]["key_s"]
-
-
-@kernel
-def _remove(w, slot):
-    pos = w.slot[slot]["heap_pos"]
-    w.slot[slot]["heap_pos"] = NIL
+def _remove_bucket(w, pos):
+    """Take the bucket at ``pos`` out of the heap."""
     n = w.count[N_HEAP] - 1
     w.count[N_HEAP] = n
     if pos == n:
@@ -116,61 +92,82 @@ def _remove(w, slot):
 
 
 @kernel
-def _find_due(w, limit_s, out):
-    """Write the places of the entries with key <= ``limit_s`` to ``out``; return how many."""
-    n = w.count[N_HEAP]
-    if n == 0 or w.heap[0]["key_s"] > limit_s:
-        return 0
-    # They form a subtree that contains the root: breadth first.
-    n_due = 1
-    out[0] = 0
-    done = 0
-    while done < n_due:
-        child = 2 * out[done] + 1
-        done += 1
-        if child < n and w.heap[child]["key_s"] <= limit_s:
-            out[n_due] = child
-            n_due += 1
-        if child + 1 < n and w.heap[child + 1]["key_s"] <= limit_s:
-            out[n_due] = child + 1
-            n_due += 1
-    return n_due
+def _leave_bucket(w, slot):
+    """Take ``slot`` out of a bucket that others are in, too."""
+    f = w.slot[slot]
+    after = f["after"]
+    w.slot[f["before"]]["after"] = after
+    w.slot[after]["before"] = f["before"]
+    pos = f["heap_pos"]
+    if pos != NIL:
+        f["heap_pos"] = NIL
+        w.heap[pos]["slot"] = after
+        w.slot[after]["heap_pos"] = pos
 
 
 @kernel
-def _order(w):
-    """Put the whole heap in order, O(n)."""
-    n = w.count[N_HEAP] // 2
-    for i in range(n):
-        pos = n - 1 - i
-        _sift_down(w, pos, w.heap[pos]["slot"], w.heap[pos]["key_s"])
+def heap_set(w, slot, key_s):
+    """Insert ``slot`` with event time ``key_s`` (s), or re-time it when it is in the heap already."""
+    f = w.slot[slot]
+    f["is_late"] = 0
+    if f["key_s"] == OUTSIDE:
+        heap_push(w, slot, key_s)
+    elif key_s >= f["key_s"]:
+        f["is_late"] = 1
+    elif f["after"] != slot:
+        _leave_bucket(w, slot)
+        heap_push(w, slot, key_s)
+    else:
+        f["key_s"] = key_s
+        w.count[LAST_PUSHED] = slot
+        _sift_up(w, f["heap_pos"], slot, key_s)
+
+
+@kernel
+def flow_end_s(w, slot):
+    """End of a flow that moves at its rate from now on."""
+    f = w.slot[slot]
+    return f["since_s"] + max(f["remaining"], 0.0) / f["rate"]
+
+
+@kernel
+def next_event_s(w):
+    """Time of the next event (s); the heap must not be empty."""
+    while True:
+        slot = w.heap[0]["slot"]
+        f = w.slot[slot]
+        if f["is_late"] == 0:
+            return w.heap[0]["key_s"]
+        f["is_late"] = 0
+        key_s = flow_end_s(w, slot)
+        if f["after"] != slot:
+            _leave_bucket(w, slot)
+            heap_push(w, slot, key_s)
+        else:
+            f["key_s"] = key_s
+            _sift_down(w, 0, slot, key_s)
 
 
 @kernel
 def take_due(w, limit_s, out):
     """Move every slot with event time <= ``limit_s`` (s) out of the heap into ``out``; return how many."""
-    n_due = _find_due(w, limit_s, out)
-    n_late = 0
-    for i in range(n_due - 1, -1, -1):  # from below: places above stay as they are
-        if _put_right(w, out[i]):
-            n_late += 1
-    if n_late > 0:
-        n_due = _find_due(w, limit_s, out)
-    for i in range(n_due):
-        out[i] = w.heap[out[i]]["slot"]
-    n = w.count[N_HEAP]
-    if n_due * 8 < n:
-        for i in range(n_due):
-            _remove(w, out[i])
-        return n_due
-    for i in range(n_due):
-        w.slot[out[i]]["heap_pos"] = NIL
-    kept = 0
-    for pos in range(n):
-        slot = w.heap[pos]["slot"]
-        if w.slot[slot]["heap_pos"] != NIL:
-            _place(w, kept, slot, w.heap[pos]["key_s"])
-            kept += 1
-    w.count[N_HEAP] = kept
-    _order(w)
+    n_due = 0
+    while w.count[N_HEAP] > 0 and w.heap[0]["key_s"] <= limit_s:
+        head = w.heap[0]["slot"]
+        w.slot[head]["heap_pos"] = NIL
+        _remove_bucket(w, 0)
+        slot = head
+        while True:
+            f = w.slot[slot]
+            after = f["after"]
+            f["key_s"] = OUTSIDE
+            if f["is_late"] == 0:
+                out[n_due] = slot
+                n_due += 1
+            else:
+                f["is_late"] = 0
+                heap_push(w, slot, flow_end_s(w, slot))
+            slot = after
+            if slot == head:
+                break
     return n_due

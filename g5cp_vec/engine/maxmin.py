@@ -25,9 +25,9 @@ from g5cp_vec.engine.arrays import (
     ERR_NOT_FINITE,
     N_ADDED,
     N_AFFECTED,
+    N_CHANGED,
     N_LINK_VISITS,
     N_OPEN,
-    N_REMOVED,
     N_SOLVES,
     NIL,
     OK,
@@ -172,44 +172,15 @@ def _queue_links(w, begin):
 
 
 @kernel
-def _alone(w, slot):
-    """Whether no other flow crosses any link of a flow."""
-    f = w.slot[slot]
-    for p in range(f["first"], f["first"] + f["n_hops"]):
-        if w.hop[p]["next"] != NIL or w.hop[p]["prev"] != NIL:
-            return False
-    return True
-
-
-@kernel
-def _solve_alone(w, slot):
-    """Rate of a flow that shares nothing: its narrowest link."""
-    f = w.slot[slot]
-    rate = np.inf
-    for p in range(f["first"], f["first"] + f["n_hops"]):
-        link = w.hop[p]["link"]
-        share = w.link[link]["capacity"] / w.hop[p]["count"]
-        if share < rate:
-            rate = share
-            f["new_bottleneck"] = link
-    f["new_rate"] = rate
-
-
-@kernel
 def _seed(w, stamp):
-    """Begin the affected set with the flows that a change touches directly.
-
-    New flows that share nothing are solved on the spot and stay outside the set.
-    """
-    for i in range(w.count[N_REMOVED]):
-        f = w.slot[w.removed[i]]
-        for p in range(f["first"], f["first"] + f["n_hops"]):
-            _affect_mates(w, w.hop[p]["link"], stamp)
+    """Begin the affected set with the flows that a change touches directly."""
+    for i in range(w.count[N_CHANGED]):
+        link = w.changed[i]
+        w.link[link]["is_changed"] = 0
+        _affect_mates(w, link, stamp)
+    w.count[N_CHANGED] = 0
     for i in range(w.count[N_ADDED]):
         slot = w.added[i]
-        if _alone(w, slot):
-            _solve_alone(w, slot)
-            continue
         _affect(w, slot, stamp)
         f = w.slot[slot]
         for p in range(f["first"], f["first"] + f["n_hops"]):
@@ -320,14 +291,13 @@ def _fill(w, stamp):
 
 @kernel
 def solve_rates(w):
-    """Find the rates after flows were linked (``w.added``) and unlinked (``w.removed``).
+    """Find the rates after flows were linked (``w.added``) and unlinked (from the links ``w.changed``).
 
     Parameters
     ----------
     w : Workspace
         ``rate`` holds the previous allocation; ``new_rate`` and ``new_bottleneck`` of the affected flows are
-        written, which ``w.affected`` names (new flows that share nothing are solved but not listed). `commit_rate`
-        makes them the current ones.
+        written, which ``w.affected`` names; all new flows are among them. `commit_rate` makes them the current ones.
 
     Returns
     -------

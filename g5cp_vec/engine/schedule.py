@@ -16,12 +16,12 @@ import numpy as np
 
 from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import (
-    COMPUTE,
     ERR_CYCLE,
     ERR_NO_PROGRESS,
     ERR_NOT_FINITE,
     N_ADDED,
     N_AFFECTED,
+    N_CHANGED,
     N_COUNTERS,
     N_DONE,
     N_EVENTS,
@@ -29,7 +29,6 @@ from g5cp_vec.engine.arrays import (
     N_HEAP,
     N_LISTS,
     N_QUEUE,
-    N_REMOVED,
     N_SLOTS,
     N_TOUCHED,
     NIL,
@@ -37,8 +36,8 @@ from g5cp_vec.engine.arrays import (
     STAMP,
     unsigned,
 )
-from g5cp_vec.engine.flows import commit_rate, link_flow, unlink_flow
-from g5cp_vec.engine.heap import flow_end_s, heap_push, heap_set, next_event_s, take_due
+from g5cp_vec.engine.flows import commit_rate, link_flow, set_alone, unlink_flow
+from g5cp_vec.engine.heap import OUTSIDE, flow_end_s, heap_push, heap_set, next_event_s, take_due
 from g5cp_vec.engine.maxmin import solve_rates
 
 # Two event times are one instant when they agree to this.
@@ -60,11 +59,12 @@ def _take_slot(w, op, since_s):
     else:
         slot = w.count[N_SLOTS]
         w.count[N_SLOTS] = slot + 1
+        w.slot[slot]["key_s"] = OUTSIDE
+        w.slot[slot]["heap_pos"] = NIL
+        w.slot[slot]["is_late"] = 0
     f = w.slot[slot]
     f["op"] = op
     f["since_s"] = since_s
-    f["heap_pos"] = NIL
-    f["is_late"] = 0
     return np.uint32(slot)
 
 
@@ -83,13 +83,12 @@ def _touch_chip(w, chip):
 
 
 @kernel
-def _push_ready(g, w, op):
-    """Enter a compute op in its chip's heap of ready ops, ordered by place in the chip's order."""
-    chip = g.op_chip[op]
-    ready = w.ready[g.chip_indptr[chip] :]
-    rank = g.op_rank[op]
-    pos = w.chip[chip]["n_ready"]
-    w.chip[chip]["n_ready"] = pos + 1
+def _push_rank(w, chip, rank):
+    """Enter a ready op in its chip's heap of those that do not come first."""
+    state = w.chip[chip]
+    ready = w.ready[state["begin"] :]
+    pos = state["n_ready"]
+    state["n_ready"] = pos + 1
     while pos > 0:
         parent = (pos - 1) >> 1
         if ready[parent] <= rank:
@@ -97,16 +96,16 @@ def _push_ready(g, w, op):
         ready[pos] = ready[parent]
         pos = parent
     ready[pos] = rank
-    _touch_chip(w, chip)
 
 
 @kernel
-def _pop_ready(g, w, chip):
-    """Take the first op of the chip's order out of its ready heap."""
-    ready = w.ready[g.chip_indptr[chip] :]
+def _pop_rank(w, chip):
+    """Take the first out of a chip's heap of ready ops."""
+    state = w.chip[chip]
+    ready = w.ready[state["begin"] :]
     first = ready[0]
-    n = w.chip[chip]["n_ready"] - 1
-    w.chip[chip]["n_ready"] = n
+    n = state["n_ready"] - 1
+    state["n_ready"] = n
     last = ready[n]
     pos = 0
     while True:
@@ -120,7 +119,39 @@ def _pop_ready(g, w, chip):
         ready[pos] = ready[child]
         pos = child
     ready[pos] = last
-    return g.chip_ops[g.chip_indptr[chip] + np.uint64(first)]
+    return first
+
+
+@kernel
+def _push_ready(w, op, chip):
+    """Let a chip know of a ready compute op. A busy chip chooses when what runs on it ends."""
+    state = w.chip[chip]
+    rank = w.op[op]["rank"]
+    if state["next_op"] == NIL:
+        state["next_op"] = op
+        state["next_rank"] = rank
+    elif rank < state["next_rank"]:
+        _push_rank(w, chip, state["next_rank"])
+        state["next_op"] = op
+        state["next_rank"] = rank
+    else:
+        _push_rank(w, chip, rank)
+    if state["is_busy"] == 0:
+        _touch_chip(w, chip)
+
+
+@kernel
+def _pop_ready(g, w, chip):
+    """Take the first op of the chip's order from among the ready ones."""
+    state = w.chip[chip]
+    op = state["next_op"]
+    if state["n_ready"] == 0:
+        state["next_op"] = NIL
+    else:
+        rank = _pop_rank(w, chip)
+        state["next_rank"] = rank
+        state["next_op"] = g.chip_ops[state["begin"] + np.uint64(rank)]
+    return op
 
 
 @kernel
@@ -130,46 +161,33 @@ def _push_ended(w, op):
 
 
 @kernel
-def _begin_flow(g, c, w, op, latency_s, now_s):
-    """Note what a flow has to move and where, and let it wait or move."""
-    slot = _take_slot(w, op, WAITING)
-    f = w.slot[slot]
-    f["remaining"] = c.bytes[g.op_cost[op]]
-    first = slot * w.max_hops
-    n_hops = 0
-    for p in range(g.route_indptr[op], g.route_indptr[op + 1]):
-        hop = w.hop[first + n_hops]
-        hop["count"] = g.route_count[p]
-        hop["link"] = g.route_indices[p]
-        hop["slot"] = slot
-        n_hops += 1
-    f["first"] = first
-    f["n_hops"] = n_hops
-    if latency_s > 0.0:
-        heap_push(w, slot, now_s + latency_s)
-    else:
-        _activate_or_end(w, slot)
-
-
-@kernel
-def _activate_or_end(w, slot):
+def _activate_or_end(c, w, slot):
     """Let a flow whose latency has passed move its bytes, or end it when there is nothing to move."""
     f = w.slot[slot]
-    if f["remaining"] == 0.0 or f["n_hops"] == 0:
-        _push_ended(w, f["op"])
+    op = f["op"]
+    n_bytes = c.bytes[w.op[op]["cost"]]
+    if n_bytes == 0.0 or w.op[op]["route"] == w.op[op + 1]["route"]:
+        _push_ended(w, op)
         _free_slot(w, slot)
     else:
+        f["remaining"] = n_bytes
         w.added[w.count[N_ADDED]] = slot
         w.count[N_ADDED] += 1
 
 
 @kernel
-def _make_ready(g, c, w, op, now_s, out_start):
-    if g.op_kind[op] == COMPUTE:
-        _push_ready(g, w, op)
+def _make_ready(c, w, op, now_s, out_start):
+    chip = w.op[op]["chip"]
+    if chip != NIL:
+        _push_ready(w, op, chip)
+        return
+    out_start[op] = now_s
+    slot = _take_slot(w, op, WAITING)
+    latency_s = c.latency_s[w.op[op]["latency"]]
+    if latency_s > 0.0:
+        heap_push(w, slot, now_s + latency_s)
     else:
-        out_start[op] = now_s
-        _begin_flow(g, c, w, op, c.latency_s[g.op_latency[op]], now_s)
+        _activate_or_end(c, w, slot)
 
 
 @kernel
@@ -179,16 +197,16 @@ def _end_queued(g, c, w, head, now_s, out_start, out_finish):
         op = w.queue[head]
         head += 1
         out_finish[op] = now_s
-        if g.op_kind[op] == COMPUTE:
-            chip = g.op_chip[op]
-            w.chip[chip]["running"] = NIL
+        chip = w.op[op]["chip"]
+        if chip != NIL:
+            w.chip[chip]["is_busy"] = 0
             _touch_chip(w, chip)
-        for p in range(g.succ_indptr[op], g.succ_indptr[op + 1]):
+        for p in range(w.op[op]["succ"], w.op[op + 1]["succ"]):
             succ = g.succ_indices[p]
             n_left = w.pred_left[succ] - 1
             w.pred_left[succ] = n_left
             if n_left == 0:
-                _make_ready(g, c, w, succ, now_s, out_start)
+                _make_ready(c, w, succ, now_s, out_start)
     return head
 
 
@@ -199,12 +217,12 @@ def _dispatch(g, c, w, now_s, out_start):
         chip = w.touched[i]
         state = w.chip[chip]
         state["is_touched"] = 0
-        if state["running"] != NIL or state["n_ready"] == 0:
+        if state["is_busy"] != 0 or state["next_op"] == NIL:
             continue
         op = _pop_ready(g, w, chip)
-        state["running"] = op
+        state["is_busy"] = 1
         out_start[op] = now_s
-        duration_s = c.duration_s[g.op_cost[op]]
+        duration_s = c.duration_s[w.op[op]["cost"]]
         if duration_s == 0.0:
             _push_ended(w, op)
         else:
@@ -241,25 +259,35 @@ def _set_rate(w, slot, now_s):
 
 
 @kernel
-def _update_rates(w, now_s):
-    """Link this instant's new flows (ended ones are unlinked already) and reprice whoever is affected."""
+def _link_added(g, w, now_s):
+    """Link this instant's new flows; those that share nothing have their rate at once and leave the list."""
+    for i in range(w.count[N_ADDED]):
+        w.slot[w.added[i]]["since_s"] = now_s
+        link_flow(g, w, w.added[i])
+    n_sharing = 0
     for i in range(w.count[N_ADDED]):
         slot = w.added[i]
-        link_flow(w, slot)
-        w.slot[slot]["since_s"] = now_s
+        if w.slot[slot]["new_rate"] > 0.0:
+            set_alone(w, slot)
+            heap_push(w, slot, flow_end_s(w, slot))
+        else:
+            w.added[n_sharing] = slot
+            n_sharing += 1
+    w.count[N_ADDED] = n_sharing
+
+
+@kernel
+def _update_rates(g, w, now_s):
+    """Bring in this instant's new flows (ended ones are unlinked already) and reprice whoever is affected."""
+    _link_added(g, w, now_s)
+    if w.count[N_ADDED] == 0 and w.count[N_CHANGED] == 0:
+        return OK
     status = solve_rates(w)
     if status != OK:
         return status
     for i in range(w.count[N_AFFECTED]):
         _set_rate(w, w.affected[i], now_s)
-    for i in range(w.count[N_ADDED]):
-        slot = w.added[i]
-        if w.slot[slot]["rate"] == 0.0:
-            _set_rate(w, slot, now_s)
-    for i in range(w.count[N_REMOVED]):
-        _free_slot(w, w.removed[i])
     w.count[N_ADDED] = 0
-    w.count[N_REMOVED] = 0
     return OK
 
 
@@ -324,12 +352,12 @@ def simulate(graph, c, w, out_start, out_finish, out_info):
     now_s = 0.0
     for op in range(n_ops):
         if w.pred_left[op] == 0:
-            _make_ready(g, c, w, np.uint32(op), now_s, out_start)
+            _make_ready(c, w, np.uint32(op), now_s, out_start)
     # Every instant takes at least one event; a compute op has one, a flow two.
     for _ in range(2 * n_ops + 1):
         _settle(g, c, w, now_s, out_start, out_finish)
-        if w.count[N_ADDED] > 0 or w.count[N_REMOVED] > 0:
-            status = _update_rates(w, now_s)
+        if w.count[N_ADDED] > 0 or w.count[N_CHANGED] > 0:
+            status = _update_rates(g, w, now_s)
             if status != OK:
                 out_info[0] = w.slot[w.affected[0]]["op"]
                 return status
@@ -340,7 +368,7 @@ def simulate(graph, c, w, out_start, out_finish, out_info):
             out_info[0] = w.slot[w.heap[0]["slot"]]["op"]
             return ERR_NOT_FINITE
         w.counter[N_EVENTS] += 1
-        _take_instant(w, now_s)
+        _take_instant(c, w, now_s)
     if w.count[N_HEAP] > 0:
         out_info[0] = w.slot[w.heap[0]["slot"]]["op"]
         return ERR_NO_PROGRESS
@@ -351,7 +379,7 @@ def simulate(graph, c, w, out_start, out_finish, out_info):
 
 
 @kernel
-def _take_instant(w, now_s):
+def _take_instant(c, w, now_s):
     """Take the events of this instant: computes and transfers end, latencies turn into transfers."""
     # ``affected`` is free between rate updates and serves as the list of due slots.
     n_due = take_due(w, now_s * (1.0 + INSTANT_RTOL), w.affected)
@@ -359,13 +387,9 @@ def _take_instant(w, now_s):
         slot = w.affected[i]
         f = w.slot[slot]
         if f["since_s"] == WAITING:
-            f["since_s"] = now_s
-            _activate_or_end(w, slot)
-        elif f["since_s"] == COMPUTING:
-            _push_ended(w, f["op"])
-            _free_slot(w, slot)
-        else:
+            _activate_or_end(c, w, slot)
+            continue
+        if f["since_s"] != COMPUTING:
             unlink_flow(w, slot)
-            w.removed[w.count[N_REMOVED]] = slot
-            w.count[N_REMOVED] += 1
-            _push_ended(w, f["op"])
+        _push_ended(w, f["op"])
+        _free_slot(w, slot)
