@@ -81,12 +81,39 @@ def link_flow(g, w, slot):
 
 
 @kernel
+def find_alone(w, link):
+    """Return the flow that a link was left with, if it shares none of its links now, with its rate as ``new_rate``.
+
+    NIL when there is none, or when others have to be asked.
+    """
+    p = w.link[link]["head"]
+    if p == NIL or w.hop[p]["next"] != NIL:
+        return NIL
+    slot = w.hop[p]["slot"]
+    f = w.slot[slot]
+    rate, narrowest = np.inf, NIL
+    for p in range(f["first"], f["first"] + f["n_hops"]):
+        hop = w.hop[p]
+        if hop["next"] != NIL or hop["prev"] != NIL:
+            return NIL
+        share = w.link[hop["link"]]["capacity"] / hop["count"]
+        if share < rate:
+            rate, narrowest = share, hop["link"]
+    f["new_rate"] = rate
+    f["new_bottleneck"] = narrowest
+    return slot
+
+
+@kernel
 def set_alone(w, slot):
-    """Give a flow that shares nothing the rate that `link_flow` found."""
+    """Give a flow that shares nothing the rate that was found for it."""
     f = w.slot[slot]
     rate, link = f["new_rate"], f["new_bottleneck"]
     f["rate"] = rate
     f["new_rate"] = 0.0
+    if f["bottleneck"] != NIL:
+        _unlink_mate(w, slot)
+        w.link[f["bottleneck"]]["n_mates"] = 0
     _link_mate(w, slot, link)
     b = w.link[link]
     b["n_mates"] = 1

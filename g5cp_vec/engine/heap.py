@@ -149,25 +149,24 @@ def next_event_s(w):
 
 
 @kernel
-def take_due(w, limit_s, out):
-    """Move every slot with event time <= ``limit_s`` (s) out of the heap into ``out``; return how many."""
-    n_due = 0
-    while w.count[N_HEAP] > 0 and w.heap[0]["key_s"] <= limit_s:
-        head = w.heap[0]["slot"]
-        w.slot[head]["heap_pos"] = NIL
-        _remove_bucket(w, 0)
-        slot = head
-        while True:
-            f = w.slot[slot]
-            after = f["after"]
-            f["key_s"] = OUTSIDE
-            if f["is_late"] == 0:
-                out[n_due] = slot
-                n_due += 1
-            else:
-                f["is_late"] = 0
-                heap_push(w, slot, flow_end_s(w, slot))
-            slot = after
-            if slot == head:
-                break
-    return n_due
+def take_bucket(w):
+    """Take the first bucket out of the heap; return its head.
+
+    Whoever goes round it calls `leaves` on each slot before anything else is pushed or set.
+    """
+    head = w.heap[0]["slot"]
+    w.slot[head]["heap_pos"] = NIL
+    _remove_bucket(w, 0)
+    return head
+
+
+@kernel
+def leaves(w, slot):
+    """Whether the event of a slot from a bucket taken out is due; a later one goes back into the heap."""
+    f = w.slot[slot]
+    f["key_s"] = OUTSIDE
+    if f["is_late"] == 0:
+        return True
+    f["is_late"] = 0
+    heap_push(w, slot, flow_end_s(w, slot))
+    return False

@@ -36,8 +36,8 @@ from g5cp_vec.engine.arrays import (
     STAMP,
     unsigned,
 )
-from g5cp_vec.engine.flows import commit_rate, link_flow, set_alone, unlink_flow
-from g5cp_vec.engine.heap import OUTSIDE, flow_end_s, heap_push, heap_set, next_event_s, take_due
+from g5cp_vec.engine.flows import commit_rate, find_alone, link_flow, set_alone, unlink_flow
+from g5cp_vec.engine.heap import OUTSIDE, flow_end_s, heap_push, heap_set, leaves, next_event_s, take_bucket
 from g5cp_vec.engine.maxmin import solve_rates
 
 # Two event times are one instant when they agree to this.
@@ -277,9 +277,30 @@ def _link_added(g, w, now_s):
 
 
 @kernel
+def _free_changed(w, now_s):
+    """Flows that share nothing any more have their rate at once, and their links leave the list of the changed."""
+    n_left = 0
+    for i in range(w.count[N_CHANGED]):
+        link = w.changed[i]
+        slot = find_alone(w, link)
+        if slot == NIL:
+            w.changed[n_left] = link
+            n_left += 1
+            continue
+        w.link[link]["is_changed"] = 0
+        f = w.slot[slot]
+        f["remaining"] -= f["rate"] * (now_s - f["since_s"])
+        f["since_s"] = now_s
+        set_alone(w, slot)
+        heap_set(w, slot, flow_end_s(w, slot))
+    w.count[N_CHANGED] = n_left
+
+
+@kernel
 def _update_rates(g, w, now_s):
     """Bring in this instant's new flows (ended ones are unlinked already) and reprice whoever is affected."""
     _link_added(g, w, now_s)
+    _free_changed(w, now_s)
     if w.count[N_ADDED] == 0 and w.count[N_CHANGED] == 0:
         return OK
     status = solve_rates(w)
@@ -381,15 +402,26 @@ def simulate(graph, c, w, out_start, out_finish, out_info):
 @kernel
 def _take_instant(c, w, now_s):
     """Take the events of this instant: computes and transfers end, latencies turn into transfers."""
-    # ``affected`` is free between rate updates and serves as the list of due slots.
-    n_due = take_due(w, now_s * (1.0 + INSTANT_RTOL), w.affected)
-    for i in range(n_due):
-        slot = w.affected[i]
-        f = w.slot[slot]
-        if f["since_s"] == WAITING:
-            _activate_or_end(c, w, slot)
-            continue
-        if f["since_s"] != COMPUTING:
-            unlink_flow(w, slot)
-        _push_ended(w, f["op"])
-        _free_slot(w, slot)
+    limit_s = now_s * (1.0 + INSTANT_RTOL)
+    while w.count[N_HEAP] > 0 and w.heap[0]["key_s"] <= limit_s:
+        head = take_bucket(w)
+        slot = head
+        while True:
+            after = w.slot[slot]["after"]
+            if leaves(w, slot):
+                _take_event(c, w, slot)
+            slot = after
+            if slot == head:
+                break
+
+
+@kernel
+def _take_event(c, w, slot):
+    f = w.slot[slot]
+    if f["since_s"] == WAITING:
+        _activate_or_end(c, w, slot)
+        return
+    if f["since_s"] != COMPUTING:
+        unlink_flow(w, slot)
+    _push_ended(w, f["op"])
+    _free_slot(w, slot)
