@@ -35,9 +35,11 @@ ERR_NOT_FINITE = 3  # info[0]: an op whose end overflowed
     N_CHANGED,  # ``changed``
     N_AFFECTED,  # ``affected``
     N_OPEN,  # ``open_links``
+    N_TIMERS,  # ``timer``
     LAST_PUSHED,  # slot: head of the bucket of events made last
+    LAST_TIMER,  # slot: the timers set last
     N_LISTS,
-) = range(11)
+) = range(13)
 # Counters of a simulation: ops ended, instants, rate solutions, links looked at by them; and the stamp of the last one.
 N_DONE, N_EVENTS, N_SOLVES, N_LINK_VISITS, STAMP, N_COUNTERS = range(6)
 
@@ -52,21 +54,21 @@ OP = np.dtype(
         ("route", np.uint64),
     ]
 )
-# An op under way.
+# A flow that moves bytes, or ops that wait for the same time.
 SLOT = np.dtype(
     [
         ("rate", np.float64),  # bytes/s; 0 until the first solution
         ("new_rate", np.float64),  # being found: negative until it is, 0 outside the affected set
         ("remaining", np.float64),  # bytes at since_s
-        ("since_s", np.float64),  # or COMPUTING, WAITING
+        ("since_s", np.float64),  # TIMER when nothing moves
         ("key_s", np.float64),  # time of its event (s), OUTSIDE when it has none
         ("op", np.uint32),
         ("heap_pos", np.uint32),  # place of the bucket that it is the head of in the heap of events
         ("before", np.uint32),  # neighbours in the bucket, which is a ring
         ("after", np.uint32),
         ("is_late", np.uint32),  # whether the event is later than its key
-        ("first", np.uint32),  # first hop
-        ("n_hops", np.uint32),
+        ("first", np.uint32),  # first hop; first of the timers
+        ("n_hops", np.uint32),  # how many of them
         ("bottleneck", np.uint32),  # link that bounds the rate
         ("new_bottleneck", np.uint32),
         ("mate_next", np.uint32),  # neighbours in the list of flows with the same bottleneck
@@ -173,10 +175,10 @@ class Costs(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Scratch of one simulation: lists and heaps, and a record per op under way, link and chip.
+    """Scratch of one simulation: lists and heaps, and a record per op, flow under way, link and chip.
 
-    An op is given a slot when it starts and gives it back when it ends, so what is looked at all the time stays small
-    however long the graph. A simulation that ends with OK leaves everything clean for the next row of its graph; after
+    A flow is given a slot when it starts to move and gives it back when it ends, so what is looked at all the time
+    stays small however long the graph. A simulation that ends with OK leaves everything clean for the next row of its graph; after
     a failure make another. Stamps count rate solutions and stay below 2**32 for any number of rows that one workspace
     is used for.
     """
@@ -188,6 +190,7 @@ class Workspace(NamedTuple):
     slot: NDArray[np.void]
     free: NDArray[np.uint32]
     hop: NDArray[np.void]
+    timer: NDArray[np.uint32]
     heap: NDArray[np.void]
     queue: NDArray[np.uint32]
     chip: NDArray[np.void]
@@ -278,10 +281,12 @@ def make_workspace(g: Any) -> Any:
         counter=np.zeros(N_COUNTERS, np.int64),
         op=_pack_ops(g),
         pred_left=np.empty(n_ops, np.uint32),
-        slot=np.empty(n_ops, SLOT),
-        free=np.empty(n_ops, np.uint32),
-        hop=np.empty(n_ops * max_hops, HOP),
-        heap=np.empty(n_ops, EVENT),
+        # One more than there are ops: while timers turn into transfers, both have slots.
+        slot=np.zeros(n_ops + 1, SLOT),
+        free=np.empty(n_ops + 1, np.uint32),
+        hop=np.empty((n_ops + 1) * max_hops, HOP),
+        timer=np.empty(n_ops, np.uint32),
+        heap=np.empty(n_ops + 1, EVENT),
         queue=np.empty(n_ops, np.uint32),
         chip=_clean_chips(g),
         ready=np.empty(n_ops, np.uint32),

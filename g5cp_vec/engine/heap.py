@@ -1,4 +1,4 @@
-"""Events in order of time: a binary heap of buckets, each a ring of ops under way whose events fall together.
+"""Events in order of time: a binary heap of buckets, each a ring of slots whose events fall together.
 
 Events that fall together are common (a symmetric deployment runs in lockstep), and they come one after another: an
 event at the very time of the one before it joins its bucket, and a bucket is taken out whole. So most events cost no
@@ -10,11 +10,39 @@ The end of a flow moves whenever its rate does, mostly without becoming the next
 
 from __future__ import annotations
 
+import numpy as np
+
 from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.arrays import LAST_PUSHED, N_HEAP, NIL
+from g5cp_vec.engine.arrays import LAST_PUSHED, LAST_TIMER, N_FREE, N_HEAP, N_SLOTS, N_TIMERS, NIL
 
 # ``key_s`` of a slot that is not in the heap.
 OUTSIDE = -1.0
+# ``since_s`` of a slot that stands for ops whose time is fixed.
+TIMER = -1.0
+
+
+@kernel
+def take_slot(w, op):
+    """Return a slot: the one last given back, or a new one."""
+    n = w.count[N_FREE]
+    if n > 0:
+        slot = w.free[n - 1]
+        w.count[N_FREE] = n - 1
+    else:
+        slot = w.count[N_SLOTS]
+        w.count[N_SLOTS] = slot + 1
+        w.slot[slot]["key_s"] = OUTSIDE
+        w.slot[slot]["heap_pos"] = NIL
+        w.slot[slot]["is_late"] = 0
+    w.slot[slot]["op"] = op
+    return np.uint32(slot)
+
+
+@kernel
+def free_slot(w, slot):
+    """Give a slot back."""
+    w.free[w.count[N_FREE]] = slot
+    w.count[N_FREE] += 1
 
 
 @kernel
@@ -75,6 +103,28 @@ def heap_push(w, slot, key_s):
     pos = w.count[N_HEAP]
     w.count[N_HEAP] = pos + 1
     _sift_up(w, pos, slot, key_s)
+
+
+@kernel
+def set_timer(w, op, key_s):
+    """Let an op have its event at ``key_s`` (s) for good: a compute its end, a flow that of its latency.
+
+    Such ops need no slot each: those that follow one another with the same time lie side by side and share one.
+    """
+    end = w.count[N_TIMERS]
+    w.timer[end] = op
+    w.count[N_TIMERS] = end + 1
+    f = w.slot[w.count[LAST_TIMER]]
+    if f["key_s"] == key_s and f["since_s"] == TIMER and f["first"] + f["n_hops"] == end:
+        f["n_hops"] += 1
+        return
+    slot = take_slot(w, op)
+    f = w.slot[slot]
+    f["since_s"] = TIMER
+    f["first"] = end
+    f["n_hops"] = 1
+    w.count[LAST_TIMER] = slot
+    heap_push(w, slot, key_s)
 
 
 @kernel

@@ -25,11 +25,9 @@ from g5cp_vec.engine.arrays import (
     N_COUNTERS,
     N_DONE,
     N_EVENTS,
-    N_FREE,
     N_HEAP,
     N_LISTS,
     N_QUEUE,
-    N_SLOTS,
     N_TOUCHED,
     NIL,
     OK,
@@ -37,41 +35,24 @@ from g5cp_vec.engine.arrays import (
     unsigned,
 )
 from g5cp_vec.engine.flows import commit_rate, find_alone, link_flow, set_alone, unlink_flow
-from g5cp_vec.engine.heap import OUTSIDE, flow_end_s, heap_push, heap_set, leaves, next_event_s, take_bucket
+from g5cp_vec.engine.heap import (
+    TIMER,
+    flow_end_s,
+    free_slot,
+    heap_push,
+    heap_set,
+    leaves,
+    next_event_s,
+    set_timer,
+    take_bucket,
+    take_slot,
+)
 from g5cp_vec.engine.maxmin import solve_rates
 
 # Two event times are one instant when they agree to this.
 INSTANT_RTOL = 1e-12
 # A rate that moved by less than a few roundings keeps its old value, and with it the flow's end.
 RATE_RTOL = 1e-14
-# ``since_s`` of a compute op, and of a flow whose latency has not passed yet.
-COMPUTING = -2.0
-WAITING = -1.0
-
-
-@kernel
-def _take_slot(w, op, since_s):
-    """Give an op that gets under way a slot: the one last given back, or a new one."""
-    n = w.count[N_FREE]
-    if n > 0:
-        slot = w.free[n - 1]
-        w.count[N_FREE] = n - 1
-    else:
-        slot = w.count[N_SLOTS]
-        w.count[N_SLOTS] = slot + 1
-        w.slot[slot]["key_s"] = OUTSIDE
-        w.slot[slot]["heap_pos"] = NIL
-        w.slot[slot]["is_late"] = 0
-    f = w.slot[slot]
-    f["op"] = op
-    f["since_s"] = since_s
-    return np.uint32(slot)
-
-
-@kernel
-def _free_slot(w, slot):
-    w.free[w.count[N_FREE]] = slot
-    w.count[N_FREE] += 1
 
 
 @kernel
@@ -161,18 +142,16 @@ def _push_ended(w, op):
 
 
 @kernel
-def _activate_or_end(c, w, slot):
+def _activate_or_end(c, w, op):
     """Let a flow whose latency has passed move its bytes, or end it when there is nothing to move."""
-    f = w.slot[slot]
-    op = f["op"]
     n_bytes = c.bytes[w.op[op]["cost"]]
     if n_bytes == 0.0 or w.op[op]["route"] == w.op[op + 1]["route"]:
         _push_ended(w, op)
-        _free_slot(w, slot)
-    else:
-        f["remaining"] = n_bytes
-        w.added[w.count[N_ADDED]] = slot
-        w.count[N_ADDED] += 1
+        return
+    slot = take_slot(w, op)
+    w.slot[slot]["remaining"] = n_bytes
+    w.added[w.count[N_ADDED]] = slot
+    w.count[N_ADDED] += 1
 
 
 @kernel
@@ -182,12 +161,11 @@ def _make_ready(c, w, op, now_s, out_start):
         _push_ready(w, op, chip)
         return
     out_start[op] = now_s
-    slot = _take_slot(w, op, WAITING)
     latency_s = c.latency_s[w.op[op]["latency"]]
     if latency_s > 0.0:
-        heap_push(w, slot, now_s + latency_s)
+        set_timer(w, op, now_s + latency_s)
     else:
-        _activate_or_end(c, w, slot)
+        _activate_or_end(c, w, op)
 
 
 @kernel
@@ -226,7 +204,7 @@ def _dispatch(g, c, w, now_s, out_start):
         if duration_s == 0.0:
             _push_ended(w, op)
         else:
-            heap_push(w, _take_slot(w, op, COMPUTING), now_s + duration_s)
+            set_timer(w, op, now_s + duration_s)
     w.count[N_TOUCHED] = 0
 
 
@@ -418,10 +396,15 @@ def _take_instant(c, w, now_s):
 @kernel
 def _take_event(c, w, slot):
     f = w.slot[slot]
-    if f["since_s"] == WAITING:
-        _activate_or_end(c, w, slot)
-        return
-    if f["since_s"] != COMPUTING:
+    if f["since_s"] != TIMER:
         unlink_flow(w, slot)
-    _push_ended(w, f["op"])
-    _free_slot(w, slot)
+        _push_ended(w, f["op"])
+        free_slot(w, slot)
+        return
+    for p in range(f["first"], f["first"] + f["n_hops"]):
+        op = w.timer[p]
+        if w.op[op]["chip"] != NIL:
+            _push_ended(w, op)
+        else:
+            _activate_or_end(c, w, op)
+    free_slot(w, slot)
