@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g5cp_vec.engine.arrays import N_HEAP, NIL, make_workspace
-from g5cp_vec.engine.heap import OUTSIDE, heap_set, next_event_s, take_due
+from g5cp_vec.engine.arrays import N_HEAP, N_SLOTS, NIL, make_workspace
+from g5cp_vec.engine.heap import OUTSIDE, TIMER, heap_set, leaves, next_event_s, set_timer, take_bucket
 from g5cp_vec.runner.workload import compile_workload
 
 N_OPS = 127
@@ -21,15 +21,33 @@ GRAPH, _ = compile_workload(
 
 @numba.njit
 def _do(w, what, slots, times_s, out):
-    """One action on the heap; the number of slots taken out."""
+    """One action on the heap; the number of slots taken out, as the loop of a simulation takes them."""
     if what == TAKE:
-        return take_due(w, times_s[0], out)
+        n_due = 0
+        while w.count[N_HEAP] > 0 and w.heap[0]["key_s"] <= times_s[0]:
+            head = take_bucket(w)
+            slot = head
+            while True:
+                after = w.slot[slot]["after"]
+                if leaves(w, slot):
+                    out[n_due] = slot
+                    n_due += 1
+                slot = after
+                if slot == head:
+                    break
+        return n_due
     for i in range(len(slots)):
         # A flow that has nothing left to move at the time.
         f = w.slot[slots[i]]
         f["since_s"], f["remaining"], f["rate"] = times_s[i], 0.0, 1.0
         heap_set(w, slots[i], times_s[i])
     return 0
+
+
+@numba.njit
+def _set_timers(w, ops, times_s):
+    for i in range(len(ops)):
+        set_timer(w, ops[i], times_s[i])
 
 
 @numba.njit
@@ -66,7 +84,7 @@ def check(w, events):
     assert (w.slot["key_s"][held][~late] == ends[~late]).all()
     assert (w.slot["key_s"][held][late] <= ends[late]).all()
     where = {slot: pos for pos, slot in enumerate(heads)}
-    assert w.slot["heap_pos"].tolist() == [where.get(slot, NIL) for slot in range(N_OPS)]
+    assert w.slot["heap_pos"].tolist() == [where.get(slot, NIL) for slot in range(N_OPS + 1)]
     assert set(np.flatnonzero(w.slot["key_s"] != OUTSIDE).tolist()) == set(held)
 
 
@@ -149,6 +167,23 @@ def test_events_at_one_time_are_one_bucket():
     n = _do(w, TAKE, np.zeros(0, np.uint32), np.array([6.0]), out)
     assert sorted(out[:n].tolist()) == list(range(10))
     assert w.count[N_HEAP] == 1
+
+
+@given(st.lists(times.map(lambda time: time + 1), min_size=1, max_size=N_OPS))
+def test_timers_of_one_time_in_a_row_share_a_slot(times_s):
+    w, out = make_workspace(GRAPH), np.empty(N_OPS, np.uint32)
+    w.slot["heap_pos"], w.slot["key_s"] = NIL, OUTSIDE
+    _set_timers(w, np.arange(len(times_s), dtype=np.uint32), np.array(times_s))
+    n_runs = 1 + sum(a != b for a, b in zip(times_s, times_s[1:], strict=False))
+    assert w.count[N_SLOTS] == n_runs
+    for time in sorted(set(times_s)):
+        assert _next(w) == time
+        n = _do(w, TAKE, np.zeros(0, np.uint32), np.array([time]), out)
+        slots = w.slot[out[:n]]
+        assert (slots["since_s"] == TIMER).all()
+        ops = [int(op) for s in slots for op in w.timer[s["first"] : s["first"] + s["n_hops"]]]
+        assert sorted(ops) == [op for op, at in enumerate(times_s) if at == time]
+    assert w.count[N_HEAP] == 0
 
 
 @settings(max_examples=50)
