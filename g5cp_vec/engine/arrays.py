@@ -178,9 +178,9 @@ class Workspace(NamedTuple):
     """Scratch of one simulation: lists and heaps, and a record per op, flow under way, link and chip.
 
     A flow is given a slot when it starts to move and gives it back when it ends, so what is looked at all the time
-    stays small however long the graph. A simulation that ends with OK leaves everything clean for the next row of its graph; after
-    a failure make another. Stamps count rate solutions and stay below 2**32 for any number of rows that one workspace
-    is used for.
+    stays small however long the graph. A simulation that ends with OK leaves everything clean for the next row of its
+    graph; after a failure make another. Stamps count rate solutions and stay below 2**32 for any number of rows that
+    one workspace is used for.
     """
 
     count: NDArray[np.uint32]
