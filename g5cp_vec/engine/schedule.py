@@ -34,6 +34,7 @@ from g5cp_vec.engine.arrays import (
     STAMP,
     unsigned,
 )
+from g5cp_vec.engine.chips import pop_ready, push_ready, touch_chip
 from g5cp_vec.engine.flows import commit_rate, find_alone, link_flow, set_alone, unlink_flow
 from g5cp_vec.engine.heap import (
     TIMER,
@@ -53,86 +54,6 @@ from g5cp_vec.engine.maxmin import solve_rates
 INSTANT_RTOL = 1e-12
 # A rate that moved by less than a few roundings keeps its old value, and with it the flow's end.
 RATE_RTOL = 1e-14
-
-
-@kernel
-def _touch_chip(w, chip):
-    if w.chip[chip]["is_touched"] == 0:
-        w.chip[chip]["is_touched"] = 1
-        w.touched[w.count[N_TOUCHED]] = chip
-        w.count[N_TOUCHED] += 1
-
-
-@kernel
-def _push_rank(w, chip, rank):
-    """Enter a ready op in its chip's heap of those that do not come first."""
-    state = w.chip[chip]
-    ready = w.ready[state["begin"] :]
-    pos = state["n_ready"]
-    state["n_ready"] = pos + 1
-    while pos > 0:
-        parent = (pos - 1) >> 1
-        if ready[parent] <= rank:
-            break
-        ready[pos] = ready[parent]
-        pos = parent
-    ready[pos] = rank
-
-
-@kernel
-def _pop_rank(w, chip):
-    """Take the first out of a chip's heap of ready ops."""
-    state = w.chip[chip]
-    ready = w.ready[state["begin"] :]
-    first = ready[0]
-    n = state["n_ready"] - 1
-    state["n_ready"] = n
-    last = ready[n]
-    pos = 0
-    while True:
-        child = 2 * pos + 1
-        if child >= n:
-            break
-        if child + 1 < n and ready[child + 1] < ready[child]:
-            child += 1
-        if ready[child] >= last:
-            break
-        ready[pos] = ready[child]
-        pos = child
-    ready[pos] = last
-    return first
-
-
-@kernel
-def _push_ready(w, op, chip):
-    """Let a chip know of a ready compute op. A busy chip chooses when what runs on it ends."""
-    state = w.chip[chip]
-    rank = w.op[op]["rank"]
-    if state["next_op"] == NIL:
-        state["next_op"] = op
-        state["next_rank"] = rank
-    elif rank < state["next_rank"]:
-        _push_rank(w, chip, state["next_rank"])
-        state["next_op"] = op
-        state["next_rank"] = rank
-    else:
-        _push_rank(w, chip, rank)
-    if state["is_busy"] == 0:
-        _touch_chip(w, chip)
-
-
-@kernel
-def _pop_ready(g, w, chip):
-    """Take the first op of the chip's order from among the ready ones."""
-    state = w.chip[chip]
-    op = state["next_op"]
-    if state["n_ready"] == 0:
-        state["next_op"] = NIL
-    else:
-        rank = _pop_rank(w, chip)
-        state["next_rank"] = rank
-        state["next_op"] = g.chip_ops[state["begin"] + np.uint64(rank)]
-    return op
 
 
 @kernel
@@ -158,7 +79,7 @@ def _activate_or_end(c, w, op):
 def _make_ready(c, w, op, now_s, out_start):
     chip = w.op[op]["chip"]
     if chip != NIL:
-        _push_ready(w, op, chip)
+        push_ready(w, op, chip)
         return
     out_start[op] = now_s
     latency_s = c.latency_s[w.op[op]["latency"]]
@@ -178,7 +99,7 @@ def _end_queued(g, c, w, head, now_s, out_start, out_finish):
         chip = w.op[op]["chip"]
         if chip != NIL:
             w.chip[chip]["is_busy"] = 0
-            _touch_chip(w, chip)
+            touch_chip(w, chip)
         for p in range(w.op[op]["succ"], w.op[op + 1]["succ"]):
             succ = g.succ_indices[p]
             n_left = w.pred_left[succ] - 1
@@ -197,7 +118,7 @@ def _dispatch(g, c, w, now_s, out_start):
         state["is_touched"] = 0
         if state["is_busy"] != 0 or state["next_op"] == NIL:
             continue
-        op = _pop_ready(g, w, chip)
+        op = pop_ready(g, w, chip)
         state["is_busy"] = 1
         out_start[op] = now_s
         duration_s = c.duration_s[w.op[op]["cost"]]
