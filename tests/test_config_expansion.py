@@ -96,6 +96,7 @@ def test_rows_equal_the_obvious_product(axes, where):
             **point,
             "dp": dp,
             "ep": point["ep"] if moe else None,
+            "moe_dispatch": "all_to_all" if moe else None,
             "runtime": "ideal",
             "rank_order": ",".join(point["rank_order"]),
             "dtype": point["dtype"] or grid.objects["model", point["model"]].dtype,

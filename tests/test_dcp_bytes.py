@@ -169,6 +169,12 @@ def shapes(dep, seq_len, batch, cached):
             passes = 2 if spans else 1
             yield "dcp_out", ceil(buffer, C), passes * (C - 1) * ceil(buffer, C)
             return
+        if spans:
+            # Everyone's heads in equal shares; then whole heads of a rank from the ranks that hold the same ones.
+            heads = h if C == P and tp > 1 else h * tp
+            yield "dcp_a2a", *a2a(C, n * heads * (dv + 2) * 2)
+            yield "pcp_heads", *ag(P, n * (h // P) * dv * 2)
+            return
         per_head = (dv + 1) * 4 if dep.decode_form == "dcp_a2a_fp32" else (dv + 2) * 2
         if C > 1:
             yield "dcp_a2a", *a2a(C, n * h * C * per_head)
@@ -246,7 +252,7 @@ def is_deployed(kind, semantics, layout, form):
     """Whether somebody runs it."""
     tp, pcp, dcp = layout
     if semantics == "orthogonal" and pcp > 1 and dcp > 1:
-        return dcp in (pcp, tp * pcp) and kind == "mla" and form in ("dcp_ag_rs", "allgather_kv")
+        return dcp in (pcp, tp * pcp) and kind == "mla" and form in ("dcp_ag_rs", "dcp_a2a", "allgather_kv")
     if dcp > tp:
         return False
     if form == "allgather_q":

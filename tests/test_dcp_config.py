@@ -151,9 +151,13 @@ REFUSED = {
     "pass_q": ({"dcp": 2, "phase": "decode", "decode_form": "pass_q"}, "acts on a cp group, got pcp = 1, dcp = 2"),
     "dcp forms on cp": ({"cp": 2, "phase": "decode", "decode_form": "dcp_a2a"}, "acts on pcp and dcp, got cp = 2"),
     "ag_rs over pcp": ({"pcp": 2, "phase": "decode", "decode_form": "dcp_ag_rs"}, "does not merge over pcp = 2"),
-    "a2a over pcp": (
-        {"pcp": 2, "dcp": 2, "model": DEEPSEEK, "phase": "decode", "decode_form": "dcp_a2a",
-         "cp_semantics": "orthogonal"}, "over pcp = 2 with orthogonal semantics is not modelled",
+    "fp32 over pcp": (
+        {"pcp": 2, "dcp": 2, "model": DEEPSEEK, "phase": "decode", "decode_form": "dcp_a2a_fp32",
+         "cp_semantics": "orthogonal"}, 'over pcp = 2 is not deployed with orthogonal semantics',
+    ),
+    "a2a of uneven heads": (
+        {"pcp": 32, "dcp": 32, "model": DEEPSEEK, "phase": "decode", "decode_form": "dcp_a2a",
+         "cp_semantics": "orthogonal", "ep": 256}, "pcp = 32 does not divide the 16 heads of a rank",
     ),
     "window": (
         {"pcp": 2, "model": small_model(attention=MHA.model_copy(update={"window": 64}))},

@@ -179,6 +179,10 @@ def test_a_ring_over_pcp_is_the_ring_over_cp():
 TOPOLOGIES = {"switch": switch(1e9, 1e-6), "hgx": hgx(4, 2, up=1e9, nic=1e8, over=2.0)}
 
 
+# One for all kinds of groups, or one for each.
+ALGORITHMS = ["ring", "direct", "tp=direct,ep=ring,pcp=direct,dcp=ring", "tp=ring,ep=direct,pcp=ring,dcp=direct"]
+
+
 @settings(max_examples=60)
 @given(st.data())
 def test_audits_are_sound(data):
@@ -196,7 +200,8 @@ def test_audits_are_sound(data):
         model, ep = EXPERTS_MODEL[kind], data.draw(st.sampled_from([1, pcp * tp]))
     dep = deploy(
         model=model, phase=phase, tp=tp, pcp=pcp, dcp=dcp,
-        cp_semantics=semantics, ep=ep, collective=data.draw(st.sampled_from(["ring", "direct"])),
+        cp_semantics=semantics, ep=ep, collective=data.draw(st.sampled_from(ALGORITHMS)),
+        moe_dispatch=data.draw(st.sampled_from(["all_to_all", "all_gather"])),
         topology=TOPOLOGIES[data.draw(st.sampled_from(sorted(TOPOLOGIES)))], block_size=16,
         interleave=data.draw(st.sampled_from([1, 8])), kv_dtype=data.draw(st.sampled_from(["bf16", "fp8"])),
         **{f"{phase}_form": form},
@@ -307,7 +312,7 @@ def point(**changes):
 
 def test_ring_or_gathering_on_one_deployment():
     """The same bytes either way; the ring hides them where attention is long, gathering never does."""
-    gathered, ring = point(), point(prefill_form="pass_kv")
+    gathered, ring = (point(prefill_form=form, moe_dispatch="all_to_all") for form in ("allgather_kv", "pass_kv"))
     assert gathered.prefill_form == "allgather_kv"
     assert ring.passkv_bytes == gathered.pcp_bytes - ring.pcp_bytes
     assert ring.exposed_comm_s < gathered.exposed_comm_s

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_acceptance_tools import EXPERTS, MLA, small_model
 from test_audit import SOUND, simulated
 from test_dcp_bytes import WIDE, deploy
-from test_dcp_forms import TOPOLOGIES, build, order
+from test_dcp_forms import ALGORITHMS, TOPOLOGIES, build, order
 from test_reduction import assert_reduced_equals_full
 
 from g5cp_vec.audit.conservation import audit
@@ -200,7 +200,7 @@ def test_audits_are_sound(data):
         model, ep = WITH_EXPERTS, data.draw(st.sampled_from([1, pcp * tp]))
     dep = deploy(
         model=model, phase=phase, tp=tp, pcp=pcp, dcp=dcp, cp_semantics=semantics, ep=ep, block_size=16,
-        collective=data.draw(st.sampled_from(["ring", "direct"])), interleave=data.draw(st.sampled_from([1, 8])),
+        collective=data.draw(st.sampled_from(ALGORITHMS)), interleave=data.draw(st.sampled_from([1, 8])),
         topology=TOPOLOGIES[data.draw(st.sampled_from(sorted(TOPOLOGIES)))], prefill_form=form,
     )  # fmt: skip
     new, cached = data.draw(st.integers(1, 999)), data.draw(st.sampled_from([0, 1, 333, 4096]))

@@ -62,13 +62,13 @@ def test_pcp_replicates_weights_but_experts():
 
 def test_gathered_keys_and_values():
     """All of a layer as gathered and in order: of 8192 tokens, 512 bytes each, twice."""
-    memory = MemoryModel(deploy(model=short(QWEN), pcp=2, dcp=2)).at(8192, 1, 0)
+    memory = MemoryModel(deploy(model=short(QWEN), pcp=2, dcp=2, moe_dispatch="all_to_all")).at(8192, 1, 0)
     assert memory.buffer_bytes == 2 * 8192 * 512
 
 
 def test_latents_projected_up_are_buffers():
     """Of 8192 latents 4096 are another rank's: 16 heads of 320 elements."""
-    memory = MemoryModel(deploy(model=short(DEEPSEEK), pcp=2)).at(8192, 1, 0)
+    memory = MemoryModel(deploy(model=short(DEEPSEEK), pcp=2, moe_dispatch="all_to_all")).at(8192, 1, 0)
     assert memory.buffer_bytes == 2 * 8192 * 1152 + 4096 * 16 * 320 * 2
 
 
@@ -96,8 +96,12 @@ def test_exchanged_outputs_of_a_decode_step():
     memory = MemoryModel(deploy(model=short(DEEPSEEK), pcp=2, dcp=8, phase="decode")).at(4096, 3, 0)
     heads = 3 * 128
     assert memory.buffer_bytes == heads * 576 * 2 + heads * 512 * 2 + 4 * heads * 513 * 4
-    memory = MemoryModel(deploy(model=short(DEEPSEEK), pcp=2, cp_semantics="orthogonal", phase="decode")).at(4096, 3, 0)
-    assert memory.buffer_bytes == 0
+    keys = {"pcp": 2, "cp_semantics": "orthogonal", "phase": "decode", "moe_dispatch": "all_to_all"}
+    assert MemoryModel(deploy(model=short(DEEPSEEK), **keys)).at(4096, 3, 0).buffer_bytes == 0
+    # Dcp over both: outputs sent and received with their log-sum-exps, and the merged heads of a rank.
+    spans = deploy(model=short(DEEPSEEK), dcp=16, decode_form="dcp_a2a", **keys)
+    exchanged = heads * (576 + 512) * 2 + 2 * heads * (512 * 2 + 4) + 3 * 16 * 512 * 2
+    assert MemoryModel(spans).at(4096, 3, 0).buffer_bytes == exchanged
 
 
 DEPLOYMENTS = {

@@ -34,8 +34,11 @@ def test_passes_add_up(case):
     passes = [
         point(**CASES[case], seq_len=min(begin + 2048, 5000), cached_tokens=begin) for begin in range(0, 5000, 2048)
     ]
-    if case == "best" and len({p.chosen_collective for p in passes}) > 1:
-        pytest.fail("choose another load: the passes of the reference differ in algorithm")
+    if case == "best":  # one choice for all passes; each on its own may have a better one
+        alike = [point(**CASES[case] | {"collective": name}, chunk_tokens=2048).step_s for name in ("ring", "direct")]
+        assert sum(p.step_s for p in passes) * (1 - 1e-12) <= whole.step_s <= min(alike)
+        assert whole.breakdown().step_s == pytest.approx(whole.step_s, rel=1e-12)
+        return
     for name in SUMMED:
         parts = [getattr(p, name) for p in passes]
         if parts[0] is None:

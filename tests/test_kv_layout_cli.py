@@ -110,8 +110,28 @@ def test_cells_fit_csv_readers():
     assert rows[0]["padded_form_unpad_mask"] == "1" * LONGEST_CELL
     assert rows[7]["padded_form_positions(head+tail,per req)"].split()[8191:8193] == ["65535", "65536"]
     assert rows[0]["padded_form_restore_idx"] == rows[0]["virtual_batch_form_restore_idx"] == ""
-    assert "left empty: padded_form_restore_idx; virtual_batch_form_restore_idx" in result.stderr
+    assert "left empty without --long-cells: padded_form_restore_idx; virtual_batch_form_restore_idx" in result.stderr
     assert invoke(*SPLIT, "--tokens", "1K", "--pcp", 8, "--csv").stderr == ""
+
+
+def test_long_cells_are_written_on_demand():
+    n, pcp = 2 * LONGEST_CELL, 8
+    result = invoke(*SPLIT, "--tokens", n, "--pcp", pcp, "--csv", "--long-cells")
+    usual = csv.field_size_limit(2**24)
+    try:
+        rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    finally:
+        csv.field_size_limit(usual)
+    assert result.stderr == ""
+    chunk, place_of = n // (2 * pcp), {}
+    for rank in range(pcp):
+        own = [*range(rank * chunk, (rank + 1) * chunk), *range((15 - rank) * chunk, (16 - rank) * chunk)]
+        assert rows[rank]["padded_form_positions(head+tail,per req)"] == " ".join(map(str, own))
+        place_of |= {token: rank * 2 * chunk + place for place, token in enumerate(own)}
+    restored = " ".join(str(place_of[token]) for token in range(n))
+    assert {row["padded_form_restore_idx"] for row in rows} == {restored}
+    assert {row["padded_form_unpad_mask"] for row in rows} == {"1" * n}
+    assert all(len(row["virtual_batch_form_restore_idx"].split()) == n for row in rows)
 
 
 def test_enormous_batches_make_no_arrays():
@@ -203,6 +223,7 @@ def test_large_batches_are_summarised():
         ("--split --tokens 4 --pcp 2 --context-len 4", "--context-len: not with --split"),
         ("--split --tokens 4 --pcp 2 --interleave 1 --block-size 4", "--block-size, --interleave: not with --split"),
         ("--split --tokens 4 --pcp 2 --padded --unpadded", "give one of them"),
+        ("--context-len 8 --kv-shards 2 --long-cells", "--long-cells: only with --split --csv"),
     ],
 )
 @pytest.mark.parametrize("form", [[], ["--csv"]])
@@ -212,6 +233,19 @@ def test_wrong_input_is_one_line(args, text, form):
     assert line.startswith("error: ")
     assert line.count("\n") == 1
     assert text in line
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ("--split --tokens 4 --pcp 2 --long-cells", "--long-cells: only with --split --csv"),
+        ("--split --tokens 2047M --pcp 2 --csv --long-cells", "expected at most 16777216 rows times ranks"),
+    ],
+)
+def test_long_cells_have_bounds(args, text):
+    result = invoke("kv-layout", *args.split())
+    assert text in refused(result)
     assert result.stdout == ""
 
 

@@ -114,9 +114,16 @@ def everyone(groups: Ints, n_bytes: int) -> Traffic:
     return between(groups[..., sender], groups[..., receiver], n_bytes)
 
 
-def halves(dep: Deployment, groups: Ints, n_bytes: int) -> Traffic:
+def gathered(dep: Deployment, kind: str, groups: Ints, n_bytes: int) -> Traffic:
+    """All-gather (or reduce-scatter) over groups of a kind, each member contributing (or owning) ``n_bytes``."""
+    if dep.algorithm(kind) == "direct":
+        return everyone(groups, n_bytes)
+    return around(groups, (groups.shape[-1] - 1) * n_bytes)
+
+
+def halves(dep: Deployment, kind: str, groups: Ints, n_bytes: int) -> Traffic:
     """Reduce-scatter and all-gather, each member owning ``n_bytes`` of the result."""
-    if dep.collective == "direct":
+    if dep.algorithm(kind) == "direct":
         return everyone(groups, 2 * n_bytes)
     return around(groups, 2 * (groups.shape[-1] - 1) * n_bytes)
 
@@ -127,7 +134,7 @@ def all_reduce(dep: Deployment, groups: Ints, n_bytes: int) -> list[Traffic]:
     way = dep.runtime.prefill_all_reduce if dep.phase == "prefill" else dep.runtime.decode_all_reduce
     per_node = _chips_per_node(dep, groups)
     if way == "flat" or per_node is None:
-        return [halves(dep, groups, up(n_bytes, size))]
+        return [halves(dep, "tp", groups, up(n_bytes, size))]
     by_node = groups.reshape(*groups.shape[:-1], size // per_node, per_node)
     if way == "rails":
         # per_node rings of a piece a step; a chip is the last of its node in one of them.

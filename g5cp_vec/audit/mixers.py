@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from g5cp_vec.audit.messages import Ints, Tokens, Traffic, around, between, everyone, owners, size_bytes, up
+from g5cp_vec.audit.messages import Ints, Tokens, Traffic, around, between, everyone, gathered, owners, size_bytes, up
 from g5cp_vec.audit.sharded import attention_flops, handed_over_traffic, is_sharded
 from g5cp_vec.audit.sharded_sparse import attended_pairs_twice, scored_pairs_twice
 from g5cp_vec.config.attention import Attention, Indexer, Linear
@@ -181,10 +181,7 @@ def _linear_traffic(dep: Deployment, tokens: Tokens, m: Linear, chips: Ints) -> 
     per_head += m.key_head_dim * m.key_head_dim if m.kind == "gated_delta_net" else 1
     two_states = 2 * size_bytes(tokens.batch * heads * per_head, m.state_dtype)
     groups = np.moveaxis(chips, 1, -1)
-    if dep.collective == "direct":
-        traffic = [everyone(groups, two_states)]
-    else:
-        traffic = [around(groups, (dep.cp - 1) * two_states)]
+    traffic = [gathered(dep, "cp", groups, two_states)]
     if m.conv_kernel > 1:
         channels = 2 * keys + heads * m.value_head_dim
         taps = size_bytes(tokens.batch * (m.conv_kernel - 1) * channels, dep.activation_dtype)
@@ -227,9 +224,7 @@ def _attention_traffic(dep: Deployment, tokens: Tokens, a: Attention, chips: Int
         if choice is not None:
             scale = 4 * up(choice.head_dim, 128) if choice.dtype in ("fp8", "int8") else 0
             block_bytes += block * (size_bytes(choice.head_dim, choice.dtype) + scale)
-        if dep.collective == "direct":
-            return [everyone(groups, block_bytes)]
-        return [around(groups, (size - 1) * block_bytes)]
+        return [gathered(dep, "cp", groups, block_bytes)]
     if a.window is None and a.chunk is None:
         return [around(groups, (size - 1) * block_bytes)]
     traffic = []

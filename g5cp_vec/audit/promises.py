@@ -16,13 +16,14 @@ from g5cp_vec.audit.messages import (
     Tokens,
     Traffic,
     all_reduce,
-    around,
     between,
     everyone,
+    gathered,
     halves,
     hidden_bytes,
     owners,
     promised_tokens,
+    size_bytes,
     up,
 )
 from g5cp_vec.audit.mixers import promised_cp_traffic, promised_mixer_flops
@@ -69,8 +70,7 @@ def promised_traffic(dep: Deployment, tokens: Tokens) -> list[Traffic]:
     if dep.pcp > 1:
         # Once a pass, before the head.
         last, message = np.moveaxis(held[:, -1], 1, -1), hidden_bytes(dep, tokens.per_rank)
-        direct = dep.collective == "direct"
-        traffic.append(everyone(last, message) if direct else around(last, (dep.pcp - 1) * message))
+        traffic.append(gathered(dep, "pcp", last, message))
     return traffic
 
 
@@ -89,7 +89,7 @@ def _layer(dep: Deployment, tokens: Tokens, kind: LayerKind, chips: Ints) -> lis
     if kind.ffn == "moe":
         # To experts, pcp ranks are replicas.
         pool = (1, 1, dep.dp * dep.pcp * dep.tp)
-        traffic += _experts(dep, tokens, busy.reshape(pool) if dep.pcp > 1 else busy)
+        traffic += _experts(dep, tokens, kind, busy.reshape(pool) if dep.pcp > 1 else busy)
     return traffic
 
 
@@ -100,9 +100,16 @@ def _expert_tokens(dep: Deployment, tokens: Tokens) -> int:
     return up(dep.dp * dep.pcp * tokens.per_rank * top_k, dep.ep**2)
 
 
-def _experts(dep: Deployment, tokens: Tokens, chips: Ints) -> list[Traffic]:
+def _experts(dep: Deployment, tokens: Tokens, kind: LayerKind, chips: Ints) -> list[Traffic]:
     assert dep.ep is not None
     assert dep.moe_tp is not None
+    if dep.moe_dispatch == "all_gather":
+        assert kind.moe is not None
+        # Hidden states and logits of all replicas to the ranks of one place in them, sums of hidden states back.
+        places = np.moveaxis(chips.reshape(dep.dp * dep.pcp, -1, dep.tp), 0, -1)
+        logits = size_bytes(tokens.per_rank * kind.moe.n_experts, dep.activation_dtype)
+        contributed = 2 * hidden_bytes(dep, tokens.per_rank) + logits
+        return [gathered(dep, "ep", places, contributed)] if dep.dp * dep.pcp > 1 else []
     # Ranks in (dp, tp) order at each cp coordinate: moe_tp consecutive ones share an EP rank's experts.
     by_cp = np.moveaxis(chips, 1, 0).reshape(chips.shape[1], dep.ep, dep.moe_tp)
     traffic = []
@@ -112,7 +119,7 @@ def _experts(dep: Deployment, tokens: Tokens, chips: Ints) -> list[Traffic]:
         traffic.append(everyone(np.moveaxis(by_cp, 1, -1), 2 * message))
     if dep.moe_tp > dep.tp:
         # Replicas whose ranks split an expert pool their tokens, each rank a tp-th of its replica's.
-        traffic.append(halves(dep, by_cp, hidden_bytes(dep, up(tokens.per_rank, dep.tp))))
+        traffic.append(halves(dep, "ep", by_cp, hidden_bytes(dep, up(tokens.per_rank, dep.tp))))
     return traffic
 
 
@@ -146,6 +153,8 @@ def _ffn_flops(dep: Deployment, tokens: Tokens, kind: LayerKind) -> dict[str, in
     # At each cp coordinate that holds tokens, ep EP ranks receive messages from ep of them.
     pools = 1 if dep.pcp > 1 else owners(dep)
     routed = pools * dep.ep**2 * _expert_tokens(dep, tokens)
+    if dep.moe_dispatch == "all_gather":
+        routed = pools * dep.ep * up(dep.dp * dep.pcp * tokens.per_rank * moe.top_k, dep.ep)
     shared_width = moe.n_shared * (moe.d_shared if moe.d_shared else moe.d_expert)
     return {
         "router": 2 * n * hidden * moe.n_experts * dep.tp,

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from g5cp_vec.audit.messages import Ints, Tokens, Traffic, around, everyone, halves, is_hybrid, size_bytes, up
+from g5cp_vec.audit.messages import Ints, Tokens, Traffic, everyone, gathered, halves, is_hybrid, size_bytes, up
 from g5cp_vec.audit.sharded_sparse import sparse_decode, sparse_prefill
 from g5cp_vec.config.attention import Attention, Linear
 from g5cp_vec.config.deployment import Deployment
@@ -65,21 +65,18 @@ class Collectives:
         self.dep = dep
         self.traffic: list[Traffic] = []
 
-    def gather(self, groups: Ints, contributed: int) -> None:
-        """All-gather what every member contributes."""
-        size = groups.shape[1]
-        if self.dep.collective == "direct":
-            self.traffic.append(everyone(groups, contributed))
-        else:
-            self.traffic.append(around(groups, (size - 1) * contributed))
+    def gather(self, kind: str, groups: Ints, contributed: int) -> None:
+        """All-gather over groups of a kind what every member contributes."""
+        kind = "cp" if self.dep.cp > 1 else kind
+        self.traffic.append(gathered(self.dep, kind, groups, contributed))
 
     def scatter(self, groups: Ints, chunk: int) -> None:
-        """Reduce-scatter, a chunk for every member."""
-        self.gather(groups, chunk)
+        """Reduce-scatter over dcp groups, a chunk for every member."""
+        self.gather("dcp", groups, chunk)
 
     def reduce(self, groups: Ints, chunk: int) -> None:
-        """All-reduce, every member owning a chunk."""
-        self.traffic.append(halves(self.dep, groups, chunk))
+        """All-reduce over dcp groups, every member owning a chunk."""
+        self.traffic.append(halves(self.dep, "dcp", groups, chunk))
 
     def exchange(self, groups: Ints, for_each: int) -> None:
         """All-to-all, so much from each to each."""
@@ -123,10 +120,10 @@ def _decode(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives, dcp: 
         return
     if dep.cp_semantics == "orthogonal" and dep.dcp == 1:
         return
-    c.gather(query, size_bytes(heads * q_width, dep.activation_dtype))
+    c.gather("dcp", query, size_bytes(heads * q_width, dep.activation_dtype))
     met = heads * query.shape[1]
     if dep.decode_form == "dcp_ag_rs":
-        c.gather(dcp, FP32 * met)
+        c.gather("dcp", dcp, FP32 * met)
         merged = size_bytes(met * out_width, dep.activation_dtype)
         if query.shape == dcp.shape and (query == dcp).all():
             c.scatter(dcp, up(merged, dep.dcp))
@@ -139,8 +136,12 @@ def _decode(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives, dcp: 
             return FP32 * rows * (out_width + 1)
         return size_bytes(rows * out_width, dep.activation_dtype) + FP32 * rows
 
-    c.exchange(dcp, partial(heads))
-    c.gather(pcp, partial(met))
+    c.exchange(dcp, partial(met // dep.dcp))
+    if dep.cp_semantics == "orthogonal" and dep.pcp > 1:
+        # Whole heads, merged: the members of a pcp group have one share each.
+        c.gather("pcp", pcp, size_bytes(heads // dep.pcp * out_width, dep.activation_dtype))
+    else:
+        c.gather("pcp", pcp, partial(met))
 
 
 def _prefill(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives, dcp: Ints, pcp: Ints, query: Ints) -> None:
@@ -158,30 +159,30 @@ def _prefill(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives, dcp:
     if dep.pcp > 1 and is_hybrid(dep):
         attended = tokens.batch * (tokens.new // dep.pcp)
         heads = a.n_heads // dep.tp * a.head_dim
-        c.gather(pcp, size_bytes(own * (heads + keys + values), dep.activation_dtype))
-        c.gather(pcp, size_bytes(attended * heads, dep.activation_dtype))
+        c.gather("pcp", pcp, size_bytes(own * (heads + keys + values), dep.activation_dtype))
+        c.gather("pcp", pcp, size_bytes(attended * heads, dep.activation_dtype))
     elif dep.cp_semantics == "orthogonal":
-        c.gather(pcp, size_bytes(own * keys, dep.kv_dtype))
-        c.gather(pcp, size_bytes(own * values, dep.kv_dtype))
+        c.gather("pcp", pcp, size_bytes(own * keys, dep.kv_dtype))
+        c.gather("pcp", pcp, size_bytes(own * values, dep.kv_dtype))
     else:
-        c.gather(pcp, size_bytes(own * (keys + values), dep.kv_dtype))
+        c.gather("pcp", pcp, size_bytes(own * (keys + values), dep.kv_dtype))
     if tokens.cached == 0:
         return
     if queries:
         rows = tokens.batch * tokens.new * a.n_heads // dep.tp
-        c.gather(pcp, size_bytes(attended * a.n_heads // dep.tp * a.d_qk, dep.activation_dtype))
-        c.gather(query, size_bytes(rows * a.d_qk, dep.activation_dtype))
+        c.gather("pcp", pcp, size_bytes(attended * a.n_heads // dep.tp * a.d_qk, dep.activation_dtype))
+        c.gather("dcp", query, size_bytes(rows * a.d_qk, dep.activation_dtype))
         if dep.cp_semantics == "orthogonal":
-            c.gather(dcp, FP32 * rows * dep.dcp)
+            c.gather("dcp", dcp, FP32 * rows * dep.dcp)
             c.scatter(dcp, size_bytes(rows * a.d_v, dep.activation_dtype))
         else:
             c.exchange(dcp, FP32 * rows * (a.d_v + 1))
-            c.gather(pcp, FP32 * rows * dep.dcp * (a.d_v + 1))
+            c.gather("pcp", pcp, FP32 * rows * dep.dcp * (a.d_v + 1))
     elif dep.cp == 1:
         for shard_rows in _segment_rows(dep, tokens):
-            c.gather(dcp, size_bytes(shard_rows * (keys + values), dep.kv_dtype))
+            c.gather("dcp", dcp, size_bytes(shard_rows * (keys + values), dep.kv_dtype))
             if dep.cp_semantics == "multiplicative":
-                c.gather(pcp, size_bytes(dep.dcp * shard_rows * (keys + values), dep.kv_dtype))
+                c.gather("pcp", pcp, size_bytes(dep.dcp * shard_rows * (keys + values), dep.kv_dtype))
 
 
 def handed_over_traffic(dep: Deployment, tokens: Tokens, m: Linear, chips: Ints) -> list[Traffic]:
@@ -190,9 +191,9 @@ def handed_over_traffic(dep: Deployment, tokens: Tokens, m: Linear, chips: Ints)
     heads, d_k, d_v = m.n_heads // dep.tp, m.key_head_dim, m.value_head_dim
     if m.conv_kernel > 1:
         channels = 2 * (m.n_key_heads // dep.tp) * d_k + heads * d_v
-        c.gather(pcp, size_bytes(tokens.batch * (m.conv_kernel - 1) * channels, dep.activation_dtype))
-    c.gather(pcp, size_bytes(tokens.batch * heads * d_k * d_v, m.state_dtype))
-    c.gather(pcp, FP32 * tokens.batch * heads * d_k * d_k)
+        c.gather("pcp", pcp, size_bytes(tokens.batch * (m.conv_kernel - 1) * channels, dep.activation_dtype))
+    c.gather("pcp", pcp, size_bytes(tokens.batch * heads * d_k * d_v, m.state_dtype))
+    c.gather("pcp", pcp, FP32 * tokens.batch * heads * d_k * d_k)
     return c.traffic
 
 

@@ -73,9 +73,9 @@ def _new_keys(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives, pcp
     """Gather what all ranks keep of new tokens."""
     latent, rotary = a.kv_lora_rank, a.qk_rope_head_dim
     for width in (latent + rotary,) if together else (latent, rotary):
-        c.gather(pcp, size_bytes(tokens.per_rank * width, dep.kv_dtype))
+        c.gather("pcp", pcp, size_bytes(tokens.per_rank * width, dep.kv_dtype))
     if a.indexer is not None and not a.indexer.shared:
-        c.gather(pcp, size_bytes(tokens.per_rank * a.indexer.head_dim, dep.activation_dtype))
+        c.gather("pcp", pcp, size_bytes(tokens.per_rank * a.indexer.head_dim, dep.activation_dtype))
 
 
 def _blocks(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives, dcp: Ints, pcp: Ints) -> None:
@@ -89,15 +89,15 @@ def _blocks(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives, dcp: 
         parts.append(n * _key_bytes(a.indexer))
         whole.append(dep.dcp * n * _key_bytes(a.indexer))
     for part, group in zip(parts, whole, strict=True):
-        c.gather(dcp, part)
-        c.gather(pcp, group)
+        c.gather("dcp", dcp, part)
+        c.gather("pcp", pcp, group)
 
 
 def _candidates(dep: Deployment, rows: int, a: Attention, c: Collectives, dcp: Ints) -> None:
     """Gather scores and positions of what each shard chose."""
     assert a.indexer is not None
     if not a.indexer.shared:
-        c.gather(dcp, (FP32 + INT32) * rows * a.indexer.top_k)
+        c.gather("dcp", dcp, (FP32 + INT32) * rows * a.indexer.top_k)
 
 
 def sparse_decode(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives, dcp: Ints, pcp: Ints) -> bool:
@@ -111,7 +111,7 @@ def sparse_decode(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives,
         _blocks(dep, tokens, a, c, dcp, pcp)
         return False
     rows = tokens.batch * a.n_heads // dep.tp
-    c.gather(dcp, size_bytes(rows * (a.kv_lora_rank + a.qk_rope_head_dim), dep.activation_dtype))
+    c.gather("dcp", dcp, size_bytes(rows * (a.kv_lora_rank + a.qk_rope_head_dim), dep.activation_dtype))
     c.exchange(dcp, size_bytes(rows * a.kv_lora_rank, dep.activation_dtype))
     c.exchange(dcp, FP32 * rows)
     return False
@@ -127,18 +127,18 @@ def sparse_prefill(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives
         _blocks(dep, tokens, a, c, dcp, pcp)
     elif dep.cp_semantics == "multiplicative":
         blocks = tokens.batch * up(tokens.context, dep.block_size * dep.dcp)
-        c.gather(dcp, size_bytes(blocks * dep.block_size * width, dep.kv_dtype))
+        c.gather("dcp", dcp, size_bytes(blocks * dep.block_size * width, dep.kv_dtype))
     elif _chooses_on_shards(dep):
         rows = tokens.batch * tokens.new
         heads = rows * a.n_heads // dep.tp
         _candidates(dep, rows, a, c, dcp)
-        c.gather(dcp, size_bytes(heads * width, dep.activation_dtype))
-        c.gather(dcp, FP32 * heads * dep.dcp)
+        c.gather("dcp", dcp, size_bytes(heads * width, dep.activation_dtype))
+        c.gather("dcp", dcp, FP32 * heads * dep.dcp)
         c.scatter(dcp, size_bytes(heads * a.kv_lora_rank, dep.activation_dtype))
     else:
         _new_keys(dep, tokens, a, c, pcp, together=False)
         if dep.dcp > 1:
             rows = tokens.batch * _longest(dep, tokens)
-            c.gather(dcp, size_bytes(rows * width, dep.activation_dtype))
+            c.gather("dcp", dcp, size_bytes(rows * width, dep.activation_dtype))
             if not a.indexer.shared:
-                c.gather(dcp, rows * _key_bytes(a.indexer))
+                c.gather("dcp", dcp, rows * _key_bytes(a.indexer))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import click
@@ -12,11 +13,14 @@ from numpy.typing import NDArray
 
 from g5cp_vec.cli._output import print_table
 from g5cp_vec.cli._words import say
+from g5cp_vec.errors import ConfigError
 from g5cp_vec.mapping.head_tail import BatchSplit
 from g5cp_vec.mapping.kv_layout import KVLayout, reusable_prefix_tokens
 
-# Python's csv module, among others, refuses longer cells.
+# Python's csv module, among others, refuses longer cells unless it is told to take them.
 LONGEST_CELL = 131_072
+# Gathered rows times ranks of which all cells are printed on demand: some hundred megabytes.
+MOST_PRINTED_ROWS = 2**24
 _ROWS_AT_A_TIME = 2**18
 _MOST_LINES, _MOST_MARKS, _MOST_BLOCKS, _MOST_RUNS, _MOST_INDICES, _MOST_ROWS = 16, 96, 4, 3, 64, 6
 _OWNERS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -130,13 +134,22 @@ def _block_text(layout: KVLayout, rank: int, block: int, n_tokens: int) -> str:
 # ---- a batch ----
 
 
-def print_split_csv(batch: BatchSplit, forms: Sequence[str]) -> None:
-    """Print a row per rank; lists are separated by blanks, the requests of positions by bars."""
+def print_split_csv(batch: BatchSplit, forms: Sequence[str], *, long_cells: bool = False) -> None:
+    """Print a row per rank; lists are separated by blanks, the requests of positions by bars.
+
+    Cells that csv readers refuse are left empty, which a line on the error stream says, or written with ``long_cells``.
+    """
+    rows, longest = int(batch.padded_lengths.sum()), sys.maxsize if long_cells else LONGEST_CELL
+    if long_cells and rows * batch.pcp > MOST_PRINTED_ROWS:
+        raise ConfigError(
+            f"--long-cells: expected at most {MOST_PRINTED_ROWS} rows times ranks, got {rows} times {batch.pcp}"
+            "; use fewer tokens, or the arrays of g5cp_vec.mapping.head_tail"
+        )
     columns = [name for name, form in SPLIT_COLUMNS.items() if form is None or form in forms]
-    index_cells = dict(_index_cells(batch, forms))
+    index_cells = dict(_index_cells(batch, forms, longest))
     left_empty: dict[str, None] = {}
     for rank in range(batch.pcp):
-        cells = {**dict(_rank_cells(batch, rank, forms)), **index_cells}
+        cells = {**dict(_rank_cells(batch, rank, forms, longest)), **index_cells}
         left_empty |= dict.fromkeys(name for name in columns if cells[name] is None)
         lines = io.StringIO()
         writer = csv.DictWriter(lines, columns, lineterminator="\n")
@@ -145,10 +158,11 @@ def print_split_csv(batch: BatchSplit, forms: Sequence[str]) -> None:
         writer.writerow(cells)
         click.echo(lines.getvalue(), nl=False)
     if left_empty:
-        say(f"cells of more than {LONGEST_CELL} characters are left empty: {'; '.join(left_empty)}")
+        names = "; ".join(left_empty)
+        say(f"cells of more than {LONGEST_CELL} characters are left empty without --long-cells: {names}")
 
 
-def _rank_cells(batch: BatchSplit, rank: int, forms: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+def _rank_cells(batch: BatchSplit, rank: int, forms: Sequence[str], longest: int) -> Iterator[tuple[str, str | None]]:
     """Yield the cells of a rank, but for those of `_index_cells`."""
     yield "scheduled_tokens", _words(batch.tokens)
     yield "num_decode_reqs", str(batch.n_decodes)
@@ -159,33 +173,35 @@ def _rank_cells(batch: BatchSplit, rank: int, forms: Sequence[str]) -> Iterator[
         per_rank = batch.padded_lengths_per_rank
         yield "padded_len_per_req", _words(batch.padded_lengths)
         yield "padded_tokens_per_rank_per_req", _words(per_rank)
-        positions = _cell(int(per_rank.sum()), lambda: " | ".join(map(_words, batch.padded_positions(rank))))
+        positions = _cell(longest, int(per_rank.sum()), lambda: " | ".join(map(_words, batch.padded_positions(rank))))
         yield "padded_form_positions(head+tail,per req)", positions
         yield "padded_form_real_tokens", str(batch.real_tokens[rank])
         yield "padded_form_pad_tokens", str(batch.pad_tokens[rank])
     if VIRTUAL in forms:
         segments = "; ".join(f"req{row.request}[{row.start}:{row.stop}]" for row in batch.virtual_rows(rank))
-        yield "virtual_batch_form_segments", segments if len(segments) <= LONGEST_CELL else None
+        yield "virtual_batch_form_segments", segments if len(segments) <= longest else None
         yield "virtual_batch_form_tokens", str(batch.real_tokens[rank])
         yield "virtual_batch_form_gather_rows_per_rank", str(batch.gather_rows)
 
 
-def _index_cells(batch: BatchSplit, forms: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+def _index_cells(
+    batch: BatchSplit, forms: Sequence[str], longest: int = LONGEST_CELL
+) -> Iterator[tuple[str, str | None]]:
     """Yield the cells that undo a gather, the same on all ranks."""
     n_padded, n_tokens = int(batch.padded_lengths.sum()), int(batch.tokens.sum())
     if PADDED in forms:
-        yield "padded_form_restore_idx", _cell(n_padded, lambda: _words(batch.padded_restore_index()))
-        yield "padded_form_unpad_mask", _cell(n_padded, lambda: _bits(batch.padded_unpad_mask()), n_blanks=0)
+        yield "padded_form_restore_idx", _cell(longest, n_padded, lambda: _words(batch.padded_restore_index()))
+        yield "padded_form_unpad_mask", _cell(longest, n_padded, lambda: _bits(batch.padded_unpad_mask()), n_blanks=0)
     if VIRTUAL in forms:
-        yield "virtual_batch_form_restore_idx", _cell(n_tokens, lambda: _words(batch.virtual_restore_index()))
+        yield "virtual_batch_form_restore_idx", _cell(longest, n_tokens, lambda: _words(batch.virtual_restore_index()))
 
 
-def _cell(n_entries: int, text_of: Callable[[], str], n_blanks: int = 1) -> str | None:
+def _cell(longest: int, n_entries: int, text_of: Callable[[], str], n_blanks: int = 1) -> str | None:
     """Return a list's text, None where it is too long for a cell; arrays that cannot fit are not even made."""
-    if n_entries * (1 + n_blanks) - n_blanks > LONGEST_CELL:
+    if n_entries * (1 + n_blanks) - n_blanks > longest:
         return None
     text = text_of()
-    return text if len(text) <= LONGEST_CELL else None
+    return text if len(text) <= longest else None
 
 
 def _words(numbers: NDArray[np.int64]) -> str:

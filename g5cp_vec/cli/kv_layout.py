@@ -25,16 +25,21 @@ _DEFAULTS = {"block_size": "128", "interleave": "1", "decodes": "0"}
 @click.option("--padded", is_flag=True, help="Show only the padded form of the split.")
 @click.option("--unpadded", is_flag=True, help="Show only the virtual batch, without pads.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV: a row per token, or with --split a row per rank.")
-def command(split: bool, as_csv: bool, **options: str | bool | None) -> None:
+@click.option("--long-cells", is_flag=True, help="With --csv --split: write cells of any length.")
+def command(split: bool, as_csv: bool, long_cells: bool, **options: str | bool | None) -> None:
     """Show where each token lives under context parallelism.
 
     Either the layout of one context in a KV cache that is sharded over ranks, or, with --split, which new tokens of a
     batch each prefill rank computes and how gathered rows are put back into order. CSV cells longer than 131072
-    characters, which readers refuse, are left empty.
+    characters, which readers refuse, are left empty, which is said on the error stream; --long-cells writes them.
     """
     from g5cp_vec.cli import _kv_layout_output as output
 
     _refuse_strays(split, options)
+    if long_cells and not (split and as_csv):
+        from g5cp_vec.errors import ConfigError
+
+        raise ConfigError("--long-cells: only with --split --csv; add them, or leave it out")
     if split:
         from g5cp_vec.mapping.head_tail import split_batch
 
@@ -43,7 +48,10 @@ def command(split: bool, as_csv: bool, **options: str | bool | None) -> None:
             tokens, _number("pcp", _given(options, "pcp")), _number("decodes", _given(options, "decodes"))
         )
         forms = output.chosen_forms(padded=bool(options["padded"]), unpadded=bool(options["unpadded"]))
-        (output.print_split_csv if as_csv else output.print_split)(batch, forms)
+        if as_csv:
+            output.print_split_csv(batch, forms, long_cells=long_cells)
+        else:
+            output.print_split(batch, forms)
     else:
         from g5cp_vec.mapping.kv_layout import KVLayout
 

@@ -13,6 +13,8 @@ from g5cp_vec.config._keys import DECODE_FORM, KEYS, PREFILL_FORM
 from g5cp_vec.config.context import (
     A2A_FP32,
     AG_RS,
+    ALL_GATHER,
+    ALL_TO_ALL,
     ALLGATHER_KV,
     ALLGATHER_Q,
     BLOCK_SIZE,
@@ -30,6 +32,7 @@ _SOURCES = {
     "cp_semantics": ("pcp", "dcp"),
     "interleave": ("pcp", "dcp", "model", "block_size", "cp_semantics"),
     "block_size": ("pcp", "dcp"),
+    "moe_dispatch": ("pcp",),
     "prefill_form": ("pcp", "dcp", "model", "cp_semantics"),
     "decode_form": ("pcp", "dcp", "cp_semantics"),
     "runtime": ("topology", "chip"),
@@ -112,6 +115,9 @@ def _with_context(grid: Grid, frame: pl.DataFrame) -> pl.DataFrame:
         sharded = pl.when(is_multiplicative).then(pl.lit(A2A_FP32)).otherwise(pl.lit(AG_RS))
         by_degrees = pl.when(shared).then(sharded).otherwise(pl.lit(DECODE_FORM))
         frame = frame.with_columns(decode_form=pl.coalesce("decode_form", by_degrees))
+    if "moe_dispatch" in frame.columns:
+        dispatch = pl.when(pl.col("pcp") > 1).then(pl.lit(ALL_GATHER)).otherwise(pl.lit(ALL_TO_ALL))
+        frame = frame.with_columns(moe_dispatch=pl.coalesce("moe_dispatch", dispatch))
     defaults: dict[str, pl.Expr] = {
         "cp_semantics": pl.lit(SEMANTICS[0]),
         "interleave": pl.lit(1),
@@ -140,10 +146,10 @@ def _default_runtimes(grid: Grid) -> pl.Expr:
 
 
 def without_ignored(grid: Grid, frame: pl.DataFrame) -> pl.DataFrame:
-    """Blank what a point ignores: ``ep`` of a dense model, the form of the other phase."""
+    """Blank what a point ignores: ``ep`` and dispatch of a dense model, the form of the other phase."""
     experts = [text for text in grid.values("model") if grid.objects["model", text].has_experts]
     return frame.with_columns(
-        pl.when(pl.col("model").is_in(experts)).then("ep").alias("ep"),
+        *(pl.when(pl.col("model").is_in(experts)).then(key).alias(key) for key in ("ep", "moe_dispatch")),
         pl.when(pl.col("phase") == "prefill").then("prefill_form").alias("prefill_form"),
         pl.when(pl.col("phase") == "decode").then("decode_form").alias("decode_form"),
     )

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from g5cp_vec.config._files import describe, did_you_mean, unknown_key
-from g5cp_vec.config.context import ALLGATHER_KV, ALLGATHER_Q, DCP_FORMS, SEMANTICS
+from g5cp_vec.config.collectives import BEST, COLLECTIVES
+from g5cp_vec.config.context import ALLGATHER_KV, ALLGATHER_Q, DCP_FORMS, DISPATCHES, SEMANTICS
 from g5cp_vec.config.dtypes import BLOCK_FORMATS, DTYPE_BITS
 
 RANK_ORDER = ("tp", "cp", "pp", "dp")
@@ -26,10 +27,6 @@ PASS_Q_RING = "pass_q_ring"
 # Names of the published ways to distribute attention.
 _PREFILL_FORMS = (PREFILL_FORM, ALLGATHER_KV, ALLGATHER_Q)
 _DECODE_FORMS = (DECODE_FORM, PASS_Q_RING, *DCP_FORMS)
-
-# Algorithms of collectives; or the faster of them, by simulation.
-COLLECTIVES = ("ring", "direct")
-BEST = "best"
 
 # Bounds far beyond any deployment, low enough that products of three stay inside int64.
 _MAX_COUNT = 2**20
@@ -170,10 +167,14 @@ KEYS: dict[str, Key] = {
     "interleave": _count(),
     "block_size": _count(),
     "ep": _count(default=1),
+    "moe_dispatch": Key(_one_of(*DISPATCHES)),
     "seq_len": Key(_tokens(1), required=True, least=1),
     "batch": _count(default=1),
     "cached_tokens": Key(_tokens(0), default=0, least=0),
     "chunk_tokens": Key(_tokens(0), default=0, least=0),
+    "max_num_batched_tokens": Key(_tokens(1), least=1),
+    "max_num_seqs": _count(),
+    "max_model_len": Key(_tokens(1), least=1),
     "prefill_form": Key(_form("prefill", _PREFILL_FORMS, _DECODE_FORMS)),
     "decode_form": Key(_form("decode", _DECODE_FORMS, _PREFILL_FORMS)),
     "collective": Key(_one_of(*COLLECTIVES, BEST), default="ring"),

@@ -46,6 +46,8 @@ SEMANTICS = (MULTIPLICATIVE, ORTHOGONAL)
 BLOCK_SIZE = 128
 PASS_KV, ALLGATHER_KV, ALLGATHER_Q = "pass_kv", "allgather_kv", "allgather_q"
 AG_RS, A2A, A2A_FP32 = "dcp_ag_rs", "dcp_a2a", "dcp_a2a_fp32"
+ALL_TO_ALL, ALL_GATHER = "all_to_all", "all_gather"
+DISPATCHES = (ALL_TO_ALL, ALL_GATHER)
 DCP_FORMS = (AG_RS, A2A, A2A_FP32)
 # Most rows into which cached context is gathered at once, by the project that deploys a semantics.
 WORKSPACE_CAP_TOKENS = {"multiplicative": 131072, "orthogonal": 65536}
@@ -218,9 +220,19 @@ def _form_obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
     if decode not in DCP_FORMS:
         yield f'decode_form = "{decode}" acts on a cp group, got pcp = {pcp}, dcp = {dcp}: use one of the dcp forms'
     elif decode == AG_RS and pcp > 1 and semantics == "multiplicative":
-        yield f'decode_form = "{decode}" does not merge over pcp = {pcp} with multiplicative semantics: use a2a forms'
-    elif decode != AG_RS and pcp > 1 and dcp > 1 and semantics == "orthogonal":
-        yield f'decode_form = "{decode}" over pcp = {pcp} with orthogonal semantics is not modelled: use dcp_ag_rs'
+        yield (
+            f'decode_form = "{decode}" does not merge over pcp = {pcp} with multiplicative semantics, deployed with '
+            f'all-to-all and all-gather: use "{A2A_FP32}" or "{A2A}"'
+        )
+    elif decode == A2A_FP32 and pcp > 1 and dcp > 1 and semantics == "orthogonal":
+        yield (
+            f'decode_form = "{decode}" over pcp = {pcp} is not deployed with orthogonal semantics, which vllm-ascend '
+            f'refuses with dcp: use "{AG_RS}" or "{A2A}"'
+        )
+    elif decode == A2A and pcp > 1 and dcp > 1 and semantics == "orthogonal":
+        heads = [a.n_heads // chosen["tp"] for a in softmax if a.n_heads // chosen["tp"] % pcp]
+        if heads:
+            yield f'decode_form = "{decode}": pcp = {pcp} does not divide the {heads[0]} heads of a rank: use "{AG_RS}"'
 
 
 def refused_loads(
@@ -254,7 +266,8 @@ def refused_loads(
     # The first pass with something in the cache is the one with least room.
     first_end = np.where(cached_tokens > 0, cached_tokens + chunk_tokens, 2 * chunk_tokens)
     seq_len = np.where(chunk_tokens > 0, np.minimum(first_end, seq_len), seq_len)
-    rows = gather_workspace_tokens(seq_len, batch, dep.block_size, WORKSPACE_CAP_TOKENS[dep.cp_semantics])
+    longest, most = dep.max_model_len or seq_len, dep.max_num_seqs or batch
+    rows = gather_workspace_tokens(longest, most, dep.block_size, WORKSPACE_CAP_TOKENS[dep.cp_semantics]) + 0 * batch
     few = np.flatnonzero(refused & (rows // batch < step)).tolist()
     return [
         (
@@ -314,6 +327,11 @@ def gathers_segments(model: Any) -> bool:
 def default_interleave(chosen: Mapping[str, Any], block_size: int) -> int:
     """Return the run length of a point that names none: a token, or a block (vllm-ascend) where attention is sparse."""
     return block_size if chosen["cp_semantics"] == MULTIPLICATIVE and has_sparse(chosen["model"]) else 1
+
+
+def default_dispatch(pcp: int) -> str:
+    """Return how tokens come to experts where nothing is said: under pcp as both projects deploy it."""
+    return ALL_GATHER if pcp > 1 else ALL_TO_ALL
 
 
 def default_decode_form(chosen: Mapping[str, Any], otherwise: str) -> str:

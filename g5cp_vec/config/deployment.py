@@ -12,22 +12,25 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from g5cp_vec.config._keys import BEST, DECODE_FORM, DEPLOYMENT_KEYS, KEYS, LOAD_KEYS
+from g5cp_vec.config._keys import DECODE_FORM, DEPLOYMENT_KEYS, KEYS, LOAD_KEYS
 from g5cp_vec.config._record import Record, sha256_of_json
 from g5cp_vec.config.attention import Attention
 from g5cp_vec.config.chip import Chip
+from g5cp_vec.config.collectives import BEST, algorithm_of
 from g5cp_vec.config.context import (
     BLOCK_SIZE,
     SEMANTICS,
     context_obstacles,
     dcp_group,
     default_decode_form,
+    default_dispatch,
     default_interleave,
     default_prefill_form,
     kv_shards,
 )
 from g5cp_vec.config.dtypes import DTYPE_BITS, Dtype, n_bytes
 from g5cp_vec.config.layers import LayerKind, Moe
+from g5cp_vec.config.limits import step_tokens
 from g5cp_vec.config.model import Model
 from g5cp_vec.config.runtime import IDEAL, Runtime, load_runtime
 from g5cp_vec.config.topology import Topology
@@ -74,10 +77,15 @@ class Deployment:
         Consecutive tokens on a rank that shares a cache, and tokens of one of its blocks.
     ep, moe_tp : int or None
         Expert parallelism, and the ranks that split one expert; None without experts.
+    moe_dispatch : {"all_to_all", "all_gather"} or None
+        How tokens come to experts; None without experts.
+    max_num_batched_tokens, max_num_seqs, max_model_len : int or None
+        What the engine is configured for (`g5cp_vec.config.limits`); None where that follows from the load.
     prefill_form, decode_form : str or None
         How attention is distributed over a cp group, or over pcp and dcp; None in the other phase.
-    collective : {"ring", "direct", "best"}
-        ``best`` is the faster of the others, simulated with each.
+    collective : str
+        ``ring`` or ``direct``, of all groups or of each kind (`g5cp_vec.config.collectives`); ``best`` is chosen by
+        simulation.
     tp_sp : bool
         Whether tensor-parallel groups reduce-scatter and all-gather in place of all-reduce.
     rank_order : tuple of str
@@ -113,6 +121,10 @@ class Deployment:
     block_size: int | None
     ep: int | None
     moe_tp: int | None
+    moe_dispatch: str | None
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    max_model_len: int | None
     prefill_form: str | None
     decode_form: str | None
     collective: str
@@ -154,6 +166,17 @@ class Deployment:
     def dcp_group(self) -> str:
         """Which ranks form a dcp group: ``tp`` (consecutive ones of a tp group), ``pcp``, or ``all`` of both."""
         return dcp_group(self.tp, self.pcp, self.dcp, self.cp_semantics or SEMANTICS[0])
+
+    @property
+    def step_tokens(self) -> int | None:
+        """Most new tokens of a step of a dp replica; None without a limit."""
+        if self.max_num_batched_tokens is None:
+            return None
+        return step_tokens(self.max_num_batched_tokens, self.tp * self.pcp, splits_tokens=self.tp_sp)
+
+    def algorithm(self, group: str) -> str:
+        """Return the algorithm of the collectives of one kind of group."""
+        return algorithm_of(self.collective, group)
 
     @property
     def replicas(self) -> int:
@@ -227,6 +250,8 @@ def build_deployment(values: Mapping[str, Any]) -> Deployment:
     chosen["moe_tp"] = None
     if not model.has_experts:
         chosen["ep"] = None
+    dispatch = chosen["moe_dispatch"] or default_dispatch(chosen["pcp"])
+    chosen["moe_dispatch"] = dispatch if model.has_experts else None
     prefill_form = chosen["prefill_form"] or default_prefill_form(chosen)
     decode_form = chosen["decode_form"] or default_decode_form(chosen, DECODE_FORM)
     chosen["prefill_form"] = prefill_form if chosen["phase"] == "prefill" else None

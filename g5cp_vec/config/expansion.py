@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,13 @@ from g5cp_vec.config._keys import DEPLOYMENT_KEYS, KEYS, LOAD_KEYS
 from g5cp_vec.config._where import keep_mask, where_keys
 from g5cp_vec.config.context import refused_loads
 from g5cp_vec.config.deployment import Deployment, build_deployment
+from g5cp_vec.config.limits import at_once, has_limits, over_limits, steps_of
 from g5cp_vec.errors import ConfigError, InfeasibleError
 
 if TYPE_CHECKING:
     from g5cp_vec.config.grid import Grid
+
+Ints = npt.NDArray[np.int64]
 
 VALID = -1
 # Passes of a chunked prefill, each of which is simulated.
@@ -48,7 +51,7 @@ class Expansion:
         Index into `deployments`.
     seq_len, batch, cached_tokens, chunk_tokens : ndarray of int64, shape (n_rows,)
         The load: tokens of context, sequences per replica, tokens of the context that are cached already, and how many
-        of the others a pass computes (0 for all of them).
+        of the others a pass computes (0 for all of them; what a step of the engine may have where it says).
     reason_code : ndarray of int32, shape (n_rows,)
         Index into `reasons`; ``VALID`` (-1) for a point that can be simulated.
     reasons : list of str
@@ -137,6 +140,9 @@ def expand(grid: Grid) -> Expansion:
     deployments, fingerprints = _deployments(grid, list(choices), used)
     load = {key: _load(grid, key, row, sizes) for key in LOAD_KEYS}
     is_prefill = (written["phase"] == "prefill").to_numpy()[deployment]
+    # A prompt takes whole steps of its engine.
+    steps, chunk = steps_of(deployments, deployment), load["chunk_tokens"]
+    load["chunk_tokens"] = np.where(is_prefill & (chunk == 0), steps, chunk)
     reason_code, reasons = _reasons(deployments, deployment, is_prefill, load)
     return Expansion(
         deployments=deployments,
@@ -210,20 +216,31 @@ def _reasons(
         pairs, pair_of = np.unique(np.stack([cached_tokens[idle], seq_len[idle]], axis=1), axis=0, return_inverse=True)
         texts = [f"cached_tokens = {cached} leaves no token of seq_len = {total} to prefill" for cached, total in pairs]
         code[idle] = np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int32)[pair_of.ravel()]
-    new, chunk = seq_len - cached_tokens, load["chunk_tokens"]
-    tiny = np.flatnonzero((code == VALID) & is_prefill & (chunk > 0) & (new > MOST_PASSES * chunk))
+    new = seq_len - cached_tokens
+    # A chunk as long as the prompt cuts nothing.
+    chunk = np.where(load["chunk_tokens"] < new, load["chunk_tokens"], 0)
+
+    def refuse(applies: Callable[[Deployment], bool], refused: Callable[..., Any], *sizes: Ints) -> None:
+        for index, dep in enumerate(deployments):
+            if isinstance(dep, Deployment) and applies(dep):
+                rows = np.flatnonzero((deployment == index) & (code == VALID))
+                for at, text in refused(dep, *(values[rows] for values in sizes)):
+                    code[rows[at]] = codes.setdefault(text, len(codes))
+
+    refuse(has_limits, over_limits, seq_len, load["batch"], cached_tokens, load["chunk_tokens"])
+    together = at_once(steps_of(deployments, deployment), load["batch"], new, chunk)
+    n_passes = -(-load["batch"] // together) * np.where(chunk > 0, -(-new // np.maximum(chunk, 1)), 1)
+    tiny = np.flatnonzero((code == VALID) & is_prefill & (n_passes > MOST_PASSES))
     if len(tiny):
-        pairs, pair_of = np.unique(np.stack([chunk[tiny], new[tiny]], axis=1), axis=0, return_inverse=True)
+        sizes = np.stack([load["chunk_tokens"][tiny], load["batch"][tiny], new[tiny]], axis=1)
+        triples, pair_of = np.unique(sizes, axis=0, return_inverse=True)
         texts = [
-            f"chunk_tokens = {size} cuts {tokens} tokens into more than {MOST_PASSES} passes: use larger chunks"
-            for size, tokens in pairs
+            f"chunk_tokens = {size} cuts {tokens} tokens{f' of each of {n} sequences' if n > 1 else ''} into more than "
+            f"{MOST_PASSES} passes: use larger chunks"
+            for size, n, tokens in triples.tolist()
         ]
         code[tiny] = np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int32)[pair_of.ravel()]
-    for index, dep in enumerate(deployments):
-        if isinstance(dep, Deployment) and dep.is_sharded:
-            rows = np.flatnonzero((deployment == index) & (code == VALID))
-            for at, text in refused_loads(dep, *(load[key][rows] for key in LOAD_KEYS)):
-                code[rows[at]] = codes.setdefault(text, len(codes))
+    refuse(lambda dep: dep.is_sharded, refused_loads, seq_len, together, cached_tokens, chunk)
     replicas = np.array([0 if isinstance(d, str) else d.dp for d in deployments], dtype=np.float64)[deployment]
     most = np.array([1 if isinstance(d, str) else d.most_tokens for d in deployments], dtype=np.float64)[deployment]
     huge = np.flatnonzero((code == VALID) & (replicas * load["batch"] * seq_len > most))

@@ -15,7 +15,7 @@ from g5cp_vec.cost.attention import absorbed_dims, attention_flops, attention_pa
 from g5cp_vec.cost.linear import linear_parts
 from g5cp_vec.cost.parts import OpParts, Part
 from g5cp_vec.cost.products import gemm, hidden_bytes, memory, sequence_tokens, touch
-from g5cp_vec.mapping.load import Count, Load, ceil_div, expert_rows, least
+from g5cp_vec.mapping.load import Count, Load, ceil_div, computed_expert_rows, least
 
 __all__ = ["absorbed_dims", "attention_flops", "edge_parts", "layer_parts"]
 
@@ -92,8 +92,7 @@ def _moe_parts(dep: Deployment, load: Load, kind: LayerKind, moe: Moe) -> OpPart
     assert dep.ep is not None
     assert dep.moe_tp is not None
     tokens = load.rank_tokens
-    rows, _ = expert_rows(dep, load)
-    received = dep.ep * rows
+    received = computed_expert_rows(dep, load)
     # Uniform routing spreads the rows over all local experts: no more are read than there are rows.
     touched = least(received, moe.n_experts // dep.ep)
     router = gemm(dep, "router", tokens, dep.model.hidden, moe.n_experts, dep.activation_dtype)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from g5cp_vec.config.context import ALL_GATHER
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.cost.fixed import fixed_seconds
@@ -114,15 +115,15 @@ def _tp_all_reduces(
     chunk = message_bytes(dep, load, kinds, "tp_chunk")
     n_halves = 2 * ((kind.attention is not None) + (kind.ffn != "none"))
     on_wire = wire(dep, network, "tp_chunk", chunk)
-    return _halves(dep, network, groups_along(ranks, 2), chunk, on_wire, n_halves)
+    return _halves(dep, "tp", network, groups_along(ranks, 2), chunk, on_wire, n_halves)
 
 
 def _halves(
-    dep: Deployment, network: Network, groups: NDArray[np.int32], chunk: Count, on_wire: Wire, n_halves: int
+    dep: Deployment, group: str, network: Network, groups: NDArray[np.int32], chunk: Count, on_wire: Wire, n_halves: int
 ) -> tuple[Count, Count]:
     """Seconds and bytes per rank of reduce-scatters and all-gathers over groups."""
     size = groups.shape[1]
-    if dep.collective == "ring":
+    if dep.algorithm(group) == "ring":
         seconds = n_halves * (size - 1) * _ring_hop(network, groups).seconds(on_wire)
     else:
         seconds = n_halves * _all_to_all(network, groups, on_wire)
@@ -155,6 +156,15 @@ def _expert_traffic(
     assert dep.moe_tp is not None
     seconds: Count = 0.0
     sent: Count = 0
+    if dep.moe_dispatch == ALL_GATHER:
+        if dep.replicas == 1:
+            return 0.0, 0
+        for key in ("moe_hidden", ("moe_logits", kinds.index(kind)), "moe_sums"):
+            message = message_bytes(dep, load, kinds, key)
+            on_wire = wire(dep, network, key, message)
+            took_s, n_bytes = _halves(dep, "ep", network, groups_along(ranks, 0), message, on_wire, 1)
+            seconds, sent = seconds + took_s, sent + n_bytes
+        return seconds, sent
     ep_groups, moe_tp_groups = expert_groups(ranks, dep.ep)
     if dep.ep > 1:
         message = message_bytes(dep, load, kinds, "ep_dispatch")
@@ -163,6 +173,6 @@ def _expert_traffic(
     if dep.moe_tp > dep.tp:
         message = message_bytes(dep, load, kinds, "ep_gather")
         on_wire = wire(dep, network, "ep_gather", message)
-        gather_s, gathered = _halves(dep, network, moe_tp_groups, message, on_wire, 2)
+        gather_s, gathered = _halves(dep, "ep", network, moe_tp_groups, message, on_wire, 2)
         seconds, sent = seconds + gather_s, sent + gathered
     return seconds, sent

@@ -36,7 +36,7 @@ def message_bytes(dep: Deployment, load: Load, kinds: list[LayerKind], key: Mess
     hidden, dtype = dep.model.hidden, dep.activation_dtype
     if key == "tp_chunk":
         return ceil_div(n_bytes(load.rank_tokens * hidden, dtype), dep.tp)
-    if key in ("pp", "pcp_hidden"):
+    if key in ("pp", "pcp_hidden", "moe_hidden", "moe_sums"):
         return n_bytes(load.rank_tokens * hidden, dtype)
     if key in ("ep_dispatch", "ep_combine"):
         return n_bytes(expert_rows(dep, load)[0] * hidden, dtype)
@@ -44,6 +44,10 @@ def message_bytes(dep: Deployment, load: Load, kinds: list[LayerKind], key: Mess
         return n_bytes(expert_rows(dep, load)[1] * hidden, dtype)
     assert isinstance(key, tuple)
     name, index = key
+    if name == "moe_logits":
+        moe = kinds[index].moe
+        assert moe is not None
+        return n_bytes(load.rank_tokens * moe.n_experts, dtype)
     if name.startswith("tp_"):
         return _multi_node_chunk(dep, load, name, members=index)
     return _attention_message(dep, load, kinds[index], name)

@@ -14,6 +14,7 @@ message            bytes
 ``dcp_q``          queries of all rows, its heads
 ``dcp_a2a``        a peer's heads' share of outputs and log-sum-exps, fp32 or packed
 ``pcp_partial``    all that the all-to-all made
+``pcp_heads``      merged outputs of a pcp-th of a rank's heads
 ``dcp_lse``        log-sum-exps of all gathered heads, fp32 (of a peer's heads, where outputs travel apart)
 ``dcp_out``        one chunk of the reduce-scatter or all-reduce of outputs
 ``*_segment@``     rows of a segment: a shard's (dcp), a dcp group's (pcp)
@@ -62,6 +63,8 @@ class Widths:
             self.d_q, self.d_out = a.kv_lora_rank + a.qk_rope_head_dim, a.kv_lora_rank
         # Heads of the queries that meet on a rank.
         self.gathered_heads = self.heads * {"tp": dep.dcp, "pcp": 1, "all": dep.tp}[dep.dcp_group]
+        # Heads that a rank merges after an all-to-all: its own, or a pcp-th of them where the group spans pcp ranks.
+        self.merged_heads = self.gathered_heads // dep.dcp
         self.cached = a.kv_elements(dep.tp)
         # Sparse attention sends outputs and log-sum-exps apart (vllm-ascend).
         self.apart = a.span == "sparse" and is_padded(dep)
@@ -102,9 +105,12 @@ def sharded_message(dep: Deployment, load: Load, kind: LayerKind, name: str, par
     if name == "dcp_q":
         return n_bytes(rows * w.heads * w.d_q, dep.activation_dtype)
     if name == "dcp_a2a":
-        return _output_bytes(dep, rows * w.heads, w) if w.apart else _partial_bytes(dep, rows * w.heads, w)
+        sent = rows * w.merged_heads
+        return _output_bytes(dep, sent, w) if w.apart else _partial_bytes(dep, sent, w)
     if name == "pcp_partial":
         return _partial_bytes(dep, rows * w.gathered_heads, w)
+    if name == "pcp_heads":
+        return _output_bytes(dep, rows * w.merged_heads, w)
     if name == "dcp_lse":
         return rows * (w.heads if w.apart else w.gathered_heads) * LSE_BYTES
     if name == "dcp_out":
@@ -117,8 +123,8 @@ def sharded_message(dep: Deployment, load: Load, kind: LayerKind, name: str, par
 
 
 SHARDED_MESSAGES = (
-    "pcp_kv", "pcp_kv_rest", "pcp_q", "dcp_q", "dcp_a2a", "pcp_partial", "dcp_lse", "dcp_out", "dcp_segment",
-    "pcp_segment", "pcp_qkv", "pcp_exit",
+    "pcp_kv", "pcp_kv_rest", "pcp_q", "dcp_q", "dcp_a2a", "pcp_partial", "pcp_heads", "dcp_lse", "dcp_out",
+    "dcp_segment", "pcp_segment", "pcp_qkv", "pcp_exit",
 )  # fmt: skip
 
 
@@ -212,7 +218,8 @@ def _decode_parts(dep: Deployment, load: Load, a: Attention, w: Widths) -> OpPar
             dep, load, a, w, w.gathered_heads, q_rows=1, kv_tokens=tokens, doubled=2 * wide(tokens), cached=True
         )
         parts[f"shard@{shard}"] = [core, *choice, *packs]
-    merged = shards * _partial_bytes(dep, rows * w.heads, w) + _output_bytes(dep, rows * w.heads, w)
+    own = rows * w.merged_heads
+    merged = shards * _partial_bytes(dep, own, w) + _output_bytes(dep, own, w)
     return parts | {
         "merge": [memory(dep, "merge", merged)],
         # Everyone's log-sum-exps in, outputs in and out.

@@ -9,12 +9,14 @@ smallest one measured, each of the n steps that follow one another begins after 
 contention, and links of another speed, act on the part that grows with the message, and start-up costs stay what they
 are. A switch that reduces on the way makes wire bytes fewer than bytes.
 
-Not priced by measurements: gathering tokens over replicas, transfers of rings, halos and pipeline stages, anything
-that leaves a switched domain, and a size of group that was not measured is interpolated like the size of the message.
+Not priced by measurements: gathering tokens over the ranks that split an expert, transfers of rings, halos and pipeline
+stages, anything that leaves a switched domain; a size of group that was not measured is interpolated like the size of
+the message.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,35 +25,11 @@ from numpy.typing import NDArray
 from g5cp_vec.config.calibration import Surface
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.cost.calibration import surface_seconds
+from g5cp_vec.cost.calls import Call, call_of, groups_of, is_collective, name_of
 from g5cp_vec.mapping.keys import LIBRARY_CALLS, CostKeys, MessageKey
 from g5cp_vec.mapping.network import Network
-from g5cp_vec.mapping.ranks import expert_groups, groups_along, rank_chips
 
 Real = NDArray[np.float64]
-_GATHERS = ("cp_keys", "cp_latents", "cp_states")
-
-
-class Call(NamedTuple):
-    """A collective that a message is part of.
-
-    Attributes
-    ----------
-    op : str
-        As the tables of measurements name it.
-    axis : {"tp", "cp", "ep"}
-        Groups that take part.
-    size : int
-    n_steps : int
-        Steps that follow one another.
-    n_at_once : int
-        Messages that a port carries in a step.
-    """
-
-    op: str
-    axis: str
-    size: int
-    n_steps: int
-    n_at_once: int
 
 
 class Wire(NamedTuple):
@@ -61,52 +39,45 @@ class Wire(NamedTuple):
     start_s: Any
 
 
-def call_of(dep: Deployment, key: MessageKey) -> Call | None:
-    """Return the collective that a message belongs to; None for a transfer, or one that no table has."""
-    name = key if isinstance(key, str) else key[0]
-    is_ring = dep.collective == "ring"
-    if name == "tp_chunk":
-        others = dep.tp - 1
-        return Call("all_reduce", "tp", dep.tp, 2 * (others if is_ring else 1), 1 if is_ring else others)
-    if name in _GATHERS:
-        others = dep.cp - 1
-        return Call("all_gather", "cp", dep.cp, others if is_ring else 1, 1 if is_ring else others)
-    if name == "cp_reduce_ring":
-        return Call("alltoall", "cp", dep.cp, 1, dep.cp - 1)
-    if name in ("ep_dispatch", "ep_combine"):
-        assert dep.ep is not None
-        return Call("alltoall", "ep", dep.ep, 1, dep.ep - 1)
-    return None
+def surfaces_of(dep: Deployment, op: str, axis: str) -> list[tuple[Surface, float]]:
+    """Return the measured libraries of an operation with the most bytes each takes, in the order of preference.
 
-
-def surfaces_of(dep: Deployment, op: str) -> list[tuple[Surface, float]]:
-    """Return the measured libraries of an operation with the most bytes each takes, in the order of preference."""
+    An engine has an all-reduce of its own for tp groups (vLLM's communicators make none for others).
+    """
     calibration, runtime = dep.chip.calibration, dep.runtime
     if calibration is None:
         return []
     wanted = [(runtime.collective_library, np.inf)]
-    if op == "all_reduce":
+    if op == "all_reduce" and axis == "tp":
         limit = runtime.all_reduce_library_limit
         wanted.insert(0, (runtime.all_reduce_library, np.inf if limit is None else float(limit)))
     found = ((calibration.collective(name, op), most) for name, most in wanted if name)
     return [(surface, most) for surface, most in found if surface is not None]
 
 
-def _groups(dep: Deployment, axis: str) -> NDArray[np.int32]:
-    """Return the chips of the groups along an axis, shape (n_groups, size)."""
-    ranks = rank_chips({"dp": dep.dp, "pp": dep.pp, "cp": dep.cp, "tp": dep.tp}, dep.rank_order)
-    if axis != "ep":
-        return groups_along(ranks, {"cp": 2, "tp": 3}[axis])
-    assert dep.ep is not None
-    # As experts see them, ranks of different pcp coordinate are replicas.
-    shape = (-1, 1, dep.tp) if dep.pcp > 1 else (dep.dp, dep.cp, dep.tp)
-    return np.concatenate([expert_groups(ranks[:, stage].reshape(shape), dep.ep)[0] for stage in range(dep.pp)])
-
-
 def _is_behind_switch(network: Network, groups: NDArray[np.int32]) -> bool:
     """Whether each group lies behind one switch."""
     domains = network.switch_of(groups)
     return domains is not None and bool((domains == domains[:, :1]).all())
+
+
+def _measured(
+    dep: Deployment, network: Network, key: MessageKey
+) -> tuple[Call, list[tuple[Surface, float]], NDArray[np.int32]] | None:
+    """Return a message's collective, what was measured of it, and its groups; None where no measurement counts."""
+    call = call_of(dep, key)
+    surfaces = [] if call is None or call.size < 2 else surfaces_of(dep, call.op, call.axis)
+    if call is None or not surfaces:
+        return None
+    groups = groups_of(dep, call.axis)
+    return (call, surfaces, groups) if _is_behind_switch(network, groups) else None
+
+
+def unmeasured_collectives(dep: Deployment, network: Network, keys: Iterable[MessageKey]) -> list[str]:
+    """Return the messages of collectives that no library's measurements price, though the runtime names one; sorted."""
+    if not (dep.runtime.collective_library or dep.runtime.all_reduce_library):
+        return []
+    return sorted({name_of(key) for key in keys if is_collective(key) and _measured(dep, network, key) is None})
 
 
 def wire(dep: Deployment, network: Network, key: MessageKey, n_bytes: Any) -> Wire:
@@ -120,11 +91,10 @@ def wire(dep: Deployment, network: Network, key: MessageKey, n_bytes: Any) -> Wi
     n_bytes : int or ndarray
     """
     exact = np.asarray(n_bytes, float)
-    call = call_of(dep, key)
-    surfaces = [] if call is None or call.size < 2 else surfaces_of(dep, call.op)
-    groups = _groups(dep, call.axis) if call is not None and surfaces else None
-    if call is None or groups is None or not _is_behind_switch(network, groups):
+    measured = _measured(dep, network, key)
+    if measured is None:
         return Wire(exact / dep.topology.payload_fraction(exact), None)
+    call, surfaces, groups = measured
     # The tables count the whole buffer: what every member holds after a gather, or sends in an exchange.
     total = exact * call.size
     wire_bytes, start_s = np.zeros_like(exact), np.zeros_like(exact)

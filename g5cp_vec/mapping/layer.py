@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from g5cp_vec.config.collectives import algorithm_of
+from g5cp_vec.config.context import ALL_GATHER
 from g5cp_vec.mapping.collectives import (
     all_gather,
     all_reduce,
@@ -15,6 +17,7 @@ from g5cp_vec.mapping.collectives import (
     rail_all_reduce,
     reduce_scatter,
 )
+from g5cp_vec.mapping.experts import gathered_experts
 from g5cp_vec.mapping.forms import DECODE_FORMS, PREFILL_FORMS
 from g5cp_vec.mapping.forms.communicators import Sharded, ShardPlan
 from g5cp_vec.mapping.forms.gathered import gathered
@@ -35,7 +38,8 @@ class LayerPlan:
     ``form`` names how full attention is distributed, None where it is not; ``sharded`` says more of the deployed forms;
     ``has_owner`` whether only cp coordinate 0 holds tokens; ``pools_pcp`` whether experts are laid over the second axis
     of the ranks too; ``all_reduce`` how groups that span nodes reduce; ``library_calls`` whether calls of the
-    collective library have latencies of their own; ``ep`` is None for models without experts.
+    collective library have latencies of their own; ``ep`` and ``dispatch``, how tokens come to experts, are None for
+    models without experts.
     """
 
     phase: str
@@ -47,6 +51,7 @@ class LayerPlan:
     all_reduce: str
     library_calls: bool
     ep: int | None
+    dispatch: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,13 +142,14 @@ def _add_attention(
         return _add_compute(b, owners, [qkv], keys.duration(("attention", kind)), "attention")
     if shape.mixer == "replicated":
         return _add_compute(b, ranks, [qkv], keys.duration(("attention", kind)), "attention")
+    algorithm = algorithm_of(plan.collective, "cp")
     if shape.mixer == "halo":
         return halo(b, ranks, qkv, keys, kind, shape.reach, uniform=shape.uniform)
     if shape.mixer == "gathered":
         (n_short,) = shape.reach
-        return gathered(b, ranks, qkv, keys, kind, n_short, scores=shape.scores, collective=plan.collective)
+        return gathered(b, ranks, qkv, keys, kind, n_short, scores=shape.scores, collective=algorithm)
     if shape.mixer == "states":
-        return states(b, ranks, qkv, keys, kind, taps=shape.taps, collective=plan.collective)
+        return states(b, ranks, qkv, keys, kind, taps=shape.taps, collective=algorithm)
     assert plan.form is not None
     forms = PREFILL_FORMS if plan.phase == "prefill" else DECODE_FORMS
     return forms[plan.form](b, ranks, qkv, keys, kind)
@@ -168,7 +174,7 @@ def _add_tp_all_reduce(b: BlockBuilder, ranks: Ids, after: list[Ids], plan: Laye
     chips, groups = groups_along(ranks, 2), [groups_along(ids, 2) for ids in after]
     members = None if plan.all_reduce == "flat" else node_members(b.network.nodes(chips))
     if members is None:
-        done = all_reduce(b, chips, groups, keys.message("tp_chunk"), "tp", plan.collective)
+        done = all_reduce(b, chips, groups, keys.message("tp_chunk"), "tp", algorithm_of(plan.collective, "tp"))
     else:
         expand = rail_all_reduce if plan.all_reduce == "rails" else hierarchical_all_reduce
         inside, across = (keys.message((f"tp_{plan.all_reduce}_{where}", members)) for where in ("inside", "across"))
@@ -186,8 +192,10 @@ def _add_moe(
     token, so their op runs while the dispatch is under way.
     """
     assert plan.ep is not None
+    if plan.dispatch == ALL_GATHER:
+        return gathered_experts(b, ranks, router, plan.collective, keys, kind, has_shared=has_shared)
     dp, cp, tp = ranks.shape
-    ep = plan.ep
+    ep, algorithm = plan.ep, algorithm_of(plan.collective, "ep")
     spans_replicas = dp * tp // ep > tp
     ep_chips, moe_tp_chips = expert_groups(ranks, ep)
     ep_digits, moe_tp_digits = expert_digits(dp, tp, ep)
@@ -201,7 +209,7 @@ def _add_moe(
     tokens = [router]
     if spans_replicas:
         gathered = all_gather(
-            b, moe_tp_chips, [moe_tp_form(router)], keys.message("ep_gather"), "ep", plan.collective, 0, moe_tp_digits
+            b, moe_tp_chips, [moe_tp_form(router)], keys.message("ep_gather"), "ep", algorithm, 0, moe_tp_digits
         )
         tokens = _distinct(tokens + [_from_expert_groups(ids, ranks.shape, ep, striding=False) for ids in gathered])
     received = tokens
@@ -220,9 +228,7 @@ def _add_moe(
         done += [_from_expert_groups(ids, ranks.shape, ep, striding=True) for ids in returned]
     if spans_replicas:
         waits = [moe_tp_form(ids) for ids in done]
-        scattered = reduce_scatter(
-            b, moe_tp_chips, waits, keys.message("ep_gather"), "ep", plan.collective, 1, moe_tp_digits
-        )
+        scattered = reduce_scatter(b, moe_tp_chips, waits, keys.message("ep_gather"), "ep", algorithm, 1, moe_tp_digits)
         done += [_from_expert_groups(ids, ranks.shape, ep, striding=False) for ids in scattered]
     return done
 

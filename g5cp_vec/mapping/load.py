@@ -6,12 +6,13 @@ same line prices a thousand points or counts one exactly in unbounded integers.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from g5cp_vec.config.context import PASS_KV
+from g5cp_vec.config.context import ALL_GATHER, PASS_KV
 from g5cp_vec.config.context_kinds import has_linear
 from g5cp_vec.config.deployment import Deployment
 
@@ -128,6 +129,35 @@ def build_load(dep: Deployment, seq_len: Count, batch: Count, cached_tokens: Cou
         return Load(batch, padded_new, cached_tokens, new, cached_tokens, batch * own)
     padded_cached = ceil_div(cached_tokens, cp) * cp
     return Load(batch, padded_new, padded_cached, new, cached_tokens, batch * (padded_new // cp))
+
+
+def reserved_load(dep: Deployment, load: Load) -> Load:
+    """Return a load with the tokens that a rank has memory for: those of its engine's largest step, if that says any.
+
+    Where ranks split them, every sequence may be padded by a token in each of a rank's two chunks.
+    """
+    if dep.step_tokens is None:
+        return load
+    tokens = dep.step_tokens + 0 * load.batch
+    if dep.sequence_ranks > 1:
+        tokens = ceil_div(tokens, dep.sequence_ranks) + 2 * (dep.max_num_seqs or load.batch)
+    return dataclasses.replace(load, rank_tokens=most(tokens, load.rank_tokens) if dep.phase == "decode" else tokens)
+
+
+def prefilled_rows(dep: Deployment, load: Load) -> Count:
+    """Return the rows of all ranks' new tokens at the places of chunks, or as many as memory is reserved for."""
+    return most(load.batch * load.new, load.rank_tokens * dep.sequence_ranks)
+
+
+def computed_expert_rows(dep: Deployment, load: Load) -> Count:
+    """Return the rows that the experts of one rank compute, under balanced routing.
+
+    Of all tokens at one (pp, cp) coordinate an ep-th, ``top_k`` times; where rows are exchanged, what is received.
+    """
+    assert dep.ep is not None
+    if dep.moe_dispatch == ALL_GATHER:
+        return ceil_div(dep.replicas * load.rank_tokens * dep.model.top_k, dep.ep)
+    return dep.ep * expert_rows(dep, load)[0]
 
 
 def expert_rows(dep: Deployment, load: Load) -> tuple[Count, Count]:

@@ -1,5 +1,8 @@
 """Bytes a rank holds: weights, cache, activations and buffers of the fullest pipeline stage.
 
+An engine that says how many tokens a step may have (``max_num_batched_tokens``) reserves activations and buffers for
+all of them, whatever the load: activations in both phases, buffers of gathering in prefill.
+
 All counts are exact integers (``semantics``: KV = batch * ceil(S / cp) * c_kv * layers of the stage; activations =
 tokens of the rank times the widest moment of a layer; buffers = the ring blocks that can be in flight). A window of w
 tokens keeps at most w of S, a chunk c of them, linear attention a state; an indexer its keys. The embedding table is
@@ -21,13 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.config.attention import Attention
+from g5cp_vec.config.context import ALL_GATHER
 from g5cp_vec.config.context_kinds import shares_indexer_keys
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import matrix_bytes, n_bytes
 from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.config.weights import Shards, Weight, layer_weights
 from g5cp_vec.mapping.kv_layout import allocated_tokens_per_shard
-from g5cp_vec.mapping.load import Count, Load, build_load, ceil_div, least, most
+from g5cp_vec.mapping.load import Count, Load, build_load, ceil_div, least, most, reserved_load
 from g5cp_vec.mapping.sharded_memory import handed_over_bytes, sharded_buffer_bytes
 from g5cp_vec.mapping.sharding import is_sharded_form
 from g5cp_vec.mapping.spans import LOCAL_SPANS, kept_tokens
@@ -67,9 +71,12 @@ class MemoryModel:
         self.usable_bytes = int(dep.chip.hbm_bytes * dep.chip.usable_memory_fraction)
         self._stages = _distinct_stages(dep)
 
-    def at(self, seq_len: Count, batch: Count, cached_tokens: Count) -> Memory:
-        """Return the memory of a rank of the fullest stage for a context of ``seq_len`` tokens."""
-        stages = [_stage_memory(self.dep, stage, seq_len, batch, cached_tokens) for stage in self._stages]
+    def at(self, seq_len: Count, batch: Count, cached_tokens: Count, held: Count | None = None) -> Memory:
+        """Return the memory of a rank of the fullest stage for a context of ``seq_len`` tokens.
+
+        ``batch`` sequences are computed; the cache holds ``held``, as many if not said.
+        """
+        stages = [_stage_memory(self.dep, stage, seq_len, batch, cached_tokens, held) for stage in self._stages]
         fullest = stages[0]
         for stage in stages[1:]:
             fuller = stage.peak_bytes > fullest.peak_bytes
@@ -81,14 +88,20 @@ class MemoryModel:
         chunk = chunk_tokens if self.dep.phase == "prefill" else 0
         return min(self._longest(stage, batch, cached_tokens, chunk) for stage in self._stages)
 
-    def max_sequences(self, seq_len: NDArray[np.int64], cached_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many sequences of a length fit on a replica at once, 0 when not even one does; arrays alike."""
+    def max_sequences(
+        self, seq_len: NDArray[np.int64], cached_tokens: NDArray[np.int64], batch: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
+        """Return how many sequences of a length fit on a replica at once, 0 when not even one does; arrays alike.
+
+        A pass computes all of them, or no more than ``batch``.
+        """
         fits = np.zeros(len(seq_len), np.int64)
         # Beyond this byte counts would leave 64 bits.
         too_many = np.minimum(self.dep.most_tokens // (self.dep.dp * seq_len), MOST_SEQUENCES) + 1
         while np.any(too_many - fits > 1):
             middle = np.maximum((fits + too_many) // 2, 1)
-            has_room = self.at(seq_len, middle, cached_tokens).peak_bytes <= self.usable_bytes
+            computed = middle if batch is None else np.minimum(batch, middle)
+            has_room = self.at(seq_len, computed, cached_tokens, middle).peak_bytes <= self.usable_bytes
             fits, too_many = np.where(has_room, middle, fits), np.where(has_room, too_many, middle)
         return fits
 
@@ -119,13 +132,15 @@ class MemoryModel:
         self, stage: _Stage, batch: int, cached_tokens: int, chunk_tokens: int
     ) -> Callable[[int], int]:
         """Return what the last two passes leave free: the cache grows, but the last chunk may be a small one."""
+        steps = self.dep.step_tokens
+        computed = batch if steps is None else max(1, min(batch, steps // chunk_tokens))
 
         def spare(seq_len: int) -> int:
             rest = (seq_len - cached_tokens - 1) % chunk_tokens + 1
             passes = [(seq_len, seq_len - rest)]
             if seq_len - rest > cached_tokens:
                 passes.append((seq_len - rest, seq_len - rest - chunk_tokens))
-            peaks = [_stage_memory(self.dep, stage, end, batch, begin).peak_bytes for end, begin in passes]
+            peaks = [_stage_memory(self.dep, stage, end, computed, begin, batch).peak_bytes for end, begin in passes]
             return self.usable_bytes - int(max(peaks))
 
         return spare
@@ -164,6 +179,7 @@ def _distinct_stages(dep: Deployment) -> list[_Stage]:
     kinds, sequence = dep.model.kinds
     weights = [layer_weight_bytes(dep, kind) for kind in kinds]
     widths = [_widest(dep, kind) for kind in kinds]
+    bends = dep.is_sharded or is_sharded_form(dep) or dep.moe_dispatch == ALL_GATHER
     stages = []
     for number, layers in enumerate(stage_layers(dep.model.n_layers, dep.pp)):
         counts = Counter(sequence[layer] for layer in layers)
@@ -173,7 +189,7 @@ def _distinct_stages(dep: Deployment) -> list[_Stage]:
                 weight_bytes=edges + sum(n * weights[kind] for kind, n in counts.items()),
                 kinds=tuple((kinds[kind], counts[kind]) for kind in sorted(counts)),
                 width=2 * dep.model.hidden + max(widths[kind] for kind in counts),
-                bends=dep.is_sharded or is_sharded_form(dep) or any(_is_limited(kinds[kind]) for kind in counts),
+                bends=bends or any(_is_limited(kinds[kind]) for kind in counts),
             )
         )
     return list(dict.fromkeys(stages))
@@ -216,21 +232,24 @@ def _edge_weight_bytes(dep: Deployment, *, first: bool, last: bool) -> int:
     return total
 
 
-def _stage_memory(dep: Deployment, stage: _Stage, seq_len: Count, batch: Count, cached_tokens: Count) -> Memory:
-    kv = sum(n * _cache_bytes(dep, kind, seq_len, batch) for kind, n in stage.kinds)
+def _stage_memory(
+    dep: Deployment, stage: _Stage, seq_len: Count, batch: Count, cached_tokens: Count, held: Count | None = None
+) -> Memory:
+    kv = sum(n * _cache_bytes(dep, kind, seq_len, batch if held is None else held) for kind, n in stage.kinds)
     nothing = 0 * (batch * seq_len)  # gives every field the shape of the load
-    tokens, buffers = build_load(dep, seq_len, batch, cached_tokens).rank_tokens, nothing
+    load = build_load(dep, seq_len, batch, cached_tokens)
+    reserved = reserved_load(dep, load)
+    tokens, buffers = reserved.rank_tokens, nothing
     if dep.phase == "prefill":
-        tokens = batch * ceil_div(seq_len - cached_tokens, dep.sequence_ranks)
-        load = build_load(dep, seq_len, batch, cached_tokens)
-        if dep.is_sharded:
-            tokens = load.rank_tokens
+        if not dep.is_sharded and dep.step_tokens is None:
+            tokens = batch * ceil_div(seq_len - cached_tokens, dep.sequence_ranks)
         for kind, _ in stage.kinds:
-            buffers = most(buffers, _buffer_bytes(dep, kind, load) if dep.sequence_ranks * dep.dcp > 1 else 0)
+            buffers = most(buffers, _buffer_bytes(dep, kind, reserved) if dep.sequence_ranks * dep.dcp > 1 else 0)
     elif dep.is_sharded:
-        load = build_load(dep, seq_len, batch, cached_tokens)
         for kind, _ in stage.kinds:
             buffers = most(buffers, sharded_buffer_bytes(dep, kind, load))
+    for kind, _ in stage.kinds:
+        buffers = most(buffers, _dispatched_bytes(dep, kind, tokens))
     activations = n_bytes(tokens * stage.width, dep.activation_dtype)
     return Memory(stage.weight_bytes + nothing, kv + nothing, activations + nothing, buffers)
 
@@ -272,7 +291,7 @@ def _buffer_bytes(dep: Deployment, kind: LayerKind, load: Load) -> Count:
         return 0
     if is_sharded_form(dep):
         return sharded_buffer_bytes(dep, kind, load)
-    block = load.batch * (load.context // dep.sequence_ranks)
+    block = load.batch * (load.cached // dep.sequence_ranks) + load.rank_tokens
     if a.span in LOCAL_SPANS:
         # What two chunks can reach at most, wherever the limits of chunks fall.
         limit = a.window or a.chunk
@@ -281,6 +300,14 @@ def _buffer_bytes(dep: Deployment, kind: LayerKind, load: Load) -> Count:
         return n_bytes(tokens * a.kv_elements(dep.tp), dep.kv_dtype)
     in_flight = (dep.sequence_ranks - 1) * n_bytes(block * a.kv_elements(dep.tp), dep.kv_dtype)
     return in_flight + ((dep.cp - 1) * block * a.scores.key_bytes if a.scores is not None else 0)
+
+
+def _dispatched_bytes(dep: Deployment, kind: LayerKind, tokens: Count) -> Count:
+    """Return the bytes of all replicas' hidden states and logits, gathered for experts, and of the sums of outputs."""
+    if kind.moe is None or dep.moe_dispatch != ALL_GATHER or dep.replicas == 1:
+        return 0 * tokens
+    per_token = 2 * dep.model.hidden + kind.moe.n_experts
+    return n_bytes(dep.replicas * tokens * per_token, dep.activation_dtype)
 
 
 def _widest(dep: Deployment, kind: LayerKind) -> int:

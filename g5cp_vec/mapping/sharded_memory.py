@@ -20,7 +20,7 @@ from g5cp_vec.config.context import A2A_FP32, AG_RS, ALLGATHER_KV, ALLGATHER_Q
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.layers import LayerKind
-from g5cp_vec.mapping.load import Count, Load, ceil_div, is_contiguous, most
+from g5cp_vec.mapping.load import Count, Load, ceil_div, is_contiguous, most, prefilled_rows
 from g5cp_vec.mapping.sharding import context_tokens, is_padded, segments, workspace_tokens
 from g5cp_vec.mapping.sparse_memory import sends_decoded_queries, sparse_buffer_bytes
 
@@ -41,7 +41,7 @@ def sharded_buffer_bytes(dep: Deployment, kind: LayerKind, load: Load) -> Count:
         return _exchanged_bytes(dep, a, load.batch) if dep.kv_shards > 1 else 0 * load.batch
     rows = load.rank_tokens * dep.sequence_ranks
     if dep.cp > 1 and dep.prefill_form == ALLGATHER_KV:
-        rows = load.batch * load.context
+        rows += load.batch * load.cached
     worst: Count = 0 * rows
     if is_contiguous(dep):
         worst = _contiguous_bytes(dep, a, load)
@@ -51,7 +51,7 @@ def sharded_buffer_bytes(dep: Deployment, kind: LayerKind, load: Load) -> Count:
     if dep.prefill_form == ALLGATHER_KV and dep.is_sharded:
         worst = most(worst, _segment_bytes(dep, a, load))
     if dep.prefill_form == ALLGATHER_Q:
-        exchanged = _exchanged_bytes(dep, a, load.batch * load.new) * (context_tokens(load) > 0)
+        exchanged = _exchanged_bytes(dep, a, prefilled_rows(dep, load)) * (context_tokens(load) > 0)
         # Gathered keys stay until the tail chunks have been attended.
         worst = worst + exchanged
     return worst
@@ -59,7 +59,7 @@ def sharded_buffer_bytes(dep: Deployment, kind: LayerKind, load: Load) -> Count:
 
 def _contiguous_bytes(dep: Deployment, a: Attention, load: Load) -> Count:
     """Return queries, keys and values of all pieces, as gathered and in padded chunks, or outputs of all ranks."""
-    heads, padded = a.n_heads // dep.tp, load.batch * load.new
+    heads, padded = a.n_heads // dep.tp, prefilled_rows(dep, load)
     entered = (dep.pcp * load.rank_tokens + padded) * (heads * a.d_qk + a.kv_elements(dep.tp))
     return n_bytes(most(entered, padded * heads * a.d_v), dep.activation_dtype)
 
@@ -69,6 +69,7 @@ def handed_over_bytes(dep: Deployment, m: Linear, load: Load) -> Count:
     transition = m.transition_elements // dep.tp * FP32_BYTES
     states = 2 * n_bytes(load.batch * (m.state_elements // dep.tp), m.state_dtype)
     n_kept = load.batch * (ceil_div(ceil_div(load.new_unpadded, dep.pcp), DELTA_CHUNK) + 1)
+    n_kept = most(n_kept, ceil_div(load.rank_tokens, DELTA_CHUNK) + load.batch)
     return n_kept * transition + dep.pcp * (states + load.batch * transition)
 
 
@@ -112,5 +113,8 @@ def _exchanged_bytes(dep: Deployment, a: Attention, rows: Count) -> Count:
         return queries + 2 * partial
     if dep.decode_form in (None, A2A_FP32):
         partial = rows * gathered * (d_out + 1) * FP32_BYTES
+    if dep.dcp_group != "tp":
+        # Sent, received, and what is merged of a rank's heads gathered over pcp.
+        return queries + outputs + 2 * partial + n_bytes(rows * heads * d_out, dep.activation_dtype)
     # Sent, received, and gathered over the ranks of other pcp coordinates.
     return queries + outputs + partial * (2 + (dep.sequence_ranks if dep.sequence_ranks > 1 else 0))

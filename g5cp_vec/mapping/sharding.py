@@ -12,8 +12,8 @@ Ranks that hold fewer tokens project, and send to experts, as many as the fulles
 fullest rank has most pairs to attend too, so that all wait for it at every gathering, and pads are fewer than 2 P a
 sequence, which is what experts may be given too many of.
 
-Simplifications: an engine is configured for exactly its load (``max_model_len`` is the context, ``max_num_seqs`` the
-batch), sequences of a batch are equally long.
+Simplifications: an engine that says nothing else is configured for exactly its load (``max_model_len`` is the context,
+``max_num_seqs`` the batch), sequences of a batch are equally long.
 """
 
 from __future__ import annotations
@@ -122,10 +122,11 @@ class Segments(NamedTuple):
 
 
 def workspace_tokens(dep: Deployment, seq_len: Count, batch: Count) -> Count:
-    """Return the rows of the gathering workspace of a deployment that is configured for its load."""
+    """Return the rows of the gathering workspace of an engine as it is configured, for its load if nothing is said."""
     assert dep.cp_semantics is not None
     assert dep.block_size is not None
-    return gather_workspace_tokens(seq_len, batch, dep.block_size, WORKSPACE_CAP_TOKENS[dep.cp_semantics])
+    longest, most_sequences = dep.max_model_len or seq_len, dep.max_num_seqs or batch
+    return gather_workspace_tokens(longest, most_sequences, dep.block_size, WORKSPACE_CAP_TOKENS[dep.cp_semantics])
 
 
 def segments(dep: Deployment, load: Load) -> Segments:

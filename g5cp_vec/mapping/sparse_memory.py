@@ -14,7 +14,7 @@ from g5cp_vec.config.attention import Attention
 from g5cp_vec.config.context_kinds import BLOCKS, MERGED, REPLICATED, SHARDS, WHOLE, sparse_way
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import n_bytes
-from g5cp_vec.mapping.load import Count, Load, most
+from g5cp_vec.mapping.load import Count, Load, most, prefilled_rows
 from g5cp_vec.mapping.sharding import gathered_blocks, longest_shard
 
 FP32_BYTES = 4
@@ -76,7 +76,7 @@ def _blocks(dep: Deployment, a: Attention, load: Load) -> list[Count]:
 
 def _merged(dep: Deployment, a: Attention, load: Load) -> Count:
     assert a.indexer is not None
-    rows = load.batch * (load.new if dep.phase == "prefill" else 1)
+    rows = prefilled_rows(dep, load) if dep.phase == "prefill" else load.batch
     choosing = (1 + dep.dcp) * rows * a.indexer.top_k * CANDIDATE_BYTES * (a.scores is not None)
     if dep.phase == "decode":
         return choosing

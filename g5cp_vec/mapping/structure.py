@@ -110,6 +110,7 @@ def _layer_plan(dep: Deployment) -> LayerPlan:
         all_reduce=dep.runtime.all_reduce(dep.phase),
         library_calls=dep.runtime.has_library_latency,
         ep=dep.ep,
+        dispatch=dep.moe_dispatch,
     )
 
 
@@ -276,7 +277,7 @@ def _add_head(b: BlockBuilder, ranks: Ids, keys: CostKeys, dep: Deployment) -> N
     first = b.compute(ranks, keys.duration(("final_norm" if dep.pcp > 1 else "lm_head", None)), "lm_head")
     if dep.pcp > 1:
         chips, normed = groups_along(ranks, 1), groups_along(first, 1)
-        gathered = all_gather(b, chips, [normed], keys.message("pcp_hidden"), "pcp", dep.collective)
+        gathered = all_gather(b, chips, [normed], keys.message("pcp_hidden"), "pcp", dep.algorithm("pcp"))
         head = b.compute(ranks, keys.duration(("lm_head", None)), "lm_head")
         for ids in gathered:
             b.edge(from_groups(ids, ranks.shape, 1), head)

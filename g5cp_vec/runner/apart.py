@@ -72,7 +72,7 @@ def run_apart(
         What follows from simulation, of every row.
     step_s : ndarray of float64, shape (n_rows,)
     keys : CostKeys
-        Every compute op that occurs in some pass.
+        Every compute op and message that occurs in some pass.
     """
     n_passes = len(passes.seq_len)
     audits = np.repeat(audited, passes.n_each)
@@ -100,6 +100,7 @@ def run_apart(
             if audits[number]:
                 kpis[number] = audit_pass(dep, template, costs, i, passes, number, pass_s[number])
         keys.durations |= structure.keys.durations
+        keys.bytes |= structure.keys.bytes
     step_s = passes.sum(pass_s)
     columns = results.over_passes(dict(of_passes), passes)
     columns |= {name: passes.sum(sent[name]).max(axis=1) for name in TRAFFIC if results.applies(dep, name)}

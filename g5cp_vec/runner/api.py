@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from g5cp_vec.config.collectives import BEST, COLLECTIVES
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import Expansion
 from g5cp_vec.config.grid import Grid, load_grid, load_point
@@ -191,8 +192,8 @@ def run_point(point: GridLike | Grid, *, fidelity: str = "exact") -> Result:
     row = runner.run_part(plan.parts[0]).row(0, named=True)
     dep = expansion.deployments[0]
     assert isinstance(dep, Deployment)
-    if row["chosen_collective"] is not None:
-        dep = dataclasses.replace(dep, collective=row["chosen_collective"])
+    if dep.collective == BEST:
+        dep = dataclasses.replace(dep, collective=row["chosen_collective"] or COLLECTIVES[0])
 
     def explain() -> Breakdown:
         refuse_breakdown(checked.label, dep)

@@ -13,11 +13,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from g5cp_vec.config._keys import COLLECTIVES
+from g5cp_vec.config.collectives import BEST
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import Expansion
+from g5cp_vec.cost.calls import open_groups
 from g5cp_vec.cost.math_path import math_times
 from g5cp_vec.cost.rows import CostRows, Coverage, Parts, cost_rows, coverage, fixed_rows, parts_by_key
+from g5cp_vec.cost.wires import unmeasured_collectives
 from g5cp_vec.engine.measure import MAKESPAN_S
 from g5cp_vec.mapping.graph import CostKeys
 from g5cp_vec.mapping.load import build_load
@@ -25,15 +27,13 @@ from g5cp_vec.mapping.structure import build_structure
 from g5cp_vec.runner import results
 from g5cp_vec.runner.apart import are_apart, run_apart
 from g5cp_vec.runner.audited import audit_pass
+from g5cp_vec.runner.choice import Pieces, run_best
 from g5cp_vec.runner.passes import Passes, split_passes
 from g5cp_vec.runner.plan import Batch, Plan, Slice, points, row_reach
 from g5cp_vec.runner.results import Columns
 from g5cp_vec.runner.schema import KPIS
 from g5cp_vec.runner.simulate import Simulated, simulate_rows
 from g5cp_vec.runner.template import Template
-
-# Columns of slices, with their numbers of rows; what a batch needs to be simulated.
-Pieces = list[tuple[int, Columns]]
 
 
 class Priced(NamedTuple):
@@ -44,6 +44,7 @@ class Priced(NamedTuple):
     covered: Coverage | None
 
 
+# What a batch needs to be simulated.
 Prepared = tuple[Template, list[Priced]]
 
 
@@ -121,7 +122,7 @@ class LocalRunner:
             beside.shutdown(cancel_futures=True)  # an interrupt waits for what is under way, not for what is to come
 
     def _is_one_simulation(self, batch: Batch) -> bool:
-        open_choice = self._deployment(batch.slices[0])[0].collective == "best"
+        open_choice = self._deployment(batch.slices[0])[0].collective == BEST
         return not open_choice and not any(are_apart(*self._deployment(s)) for s in batch.slices)
 
     def _identity(self, s: Slice) -> Columns:
@@ -138,13 +139,16 @@ class LocalRunner:
         assert isinstance(dep, Deployment)
         return dep, split_passes(dep, points(self.expansion, s.rows))
 
-    def _common(self, s: Slice, step_s: NDArray[np.float64], covered: Coverage | None) -> Columns:
+    def _common(
+        self, s: Slice, step_s: NDArray[np.float64], covered: Coverage | None, keys: CostKeys | None = None
+    ) -> Columns:
         dep, passes = self._deployment(s)
-        point = points(self.expansion, s.rows)
+        point, network = points(self.expansion, s.rows), self.plan.networks[s.deployment]
+        unmeasured = [] if keys is None else unmeasured_collectives(dep, network, keys.bytes)
         return {
             **self._identity(s),
             **results.memory_columns(dep, point, passes),
-            **results.calibration_columns(dep, passes, covered),
+            **results.calibration_columns(dep, passes, covered, unmeasured),
             **results.step_columns(dep, point, passes, step_s),
         }
 
@@ -174,24 +178,26 @@ class LocalRunner:
         return dep if collective is None else dataclasses.replace(dep, collective=collective)
 
     def _run_batch(self, batch: Batch) -> Pieces:
-        """Simulate a batch; with ``collective = "best"`` by each algorithm, of which every row takes the faster."""
+        """Simulate a batch; with ``collective = "best"`` by several algorithms, and every row takes the fastest."""
         dep, _ = self._deployment(batch.slices[0])
-        if dep.collective != "best":
-            return self._run_simulated(batch, None, self.on_progress)
-        first, *others = COLLECTIVES
-        pieces = self._run_simulated(batch, first, lambda n: None)
-        chosen = [results.chosen_collective(columns, first) for _, columns in pieces]
-        for other in others:
-            again = self._run_simulated(batch, other, self.on_progress)
-            rivals = [results.chosen_collective(columns, other) for _, columns in again]
-            chosen = [results.faster(mine, rival) for mine, rival in zip(chosen, rivals, strict=True)]
-        return [(n, columns) for (n, _), columns in zip(pieces, chosen, strict=True)]
+        if dep.collective != BEST:
+            return self._run_simulated(batch, None, self.on_progress)[0]
+        pieces = run_best(batch, self._run_simulated)
+        self.on_progress(batch.n_rows)
+        return pieces
 
-    def _run_simulated(self, batch: Batch, collective: str | None, on_progress: Callable[[int], None]) -> Pieces:
+    def _run_simulated(
+        self, batch: Batch, collective: str | None, on_progress: Callable[[int], None] = lambda n: None
+    ) -> tuple[Pieces, tuple[str, ...]]:
+        """Return the columns of a batch, and the kinds of groups whose collectives have a choice of algorithms."""
+        dep, _ = self._deployment(batch.slices[0])
         if any(are_apart(*self._deployment(s)) for s in batch.slices):
-            return [self._run_apart(s, collective, on_progress) for s in batch.slices]
-        prepared = self._prepare(batch, collective)
-        return self._finish(batch, *prepared, self._simulate(batch, *prepared, on_progress), collective)
+            apart = [self._run_apart(s, collective, on_progress) for s in batch.slices]
+            messages = {key for _, _, keys in apart for key in keys.bytes}
+            return [(n, columns) for n, columns, _ in apart], open_groups(dep, messages)
+        template, priced = self._prepare(batch, collective)
+        pieces = self._finish(batch, template, priced, self._simulate(batch, template, priced, on_progress), collective)
+        return pieces, open_groups(dep, template.structure.keys.bytes)
 
     def _prepare(self, batch: Batch, collective: str | None = None) -> Prepared:
         template = self.template(batch, collective)
@@ -227,7 +233,9 @@ class LocalRunner:
             begin = end
         return pieces
 
-    def _run_apart(self, s: Slice, collective: str | None, on_progress: Callable[[int], None]) -> tuple[int, Columns]:
+    def _run_apart(
+        self, s: Slice, collective: str | None, on_progress: Callable[[int], None]
+    ) -> tuple[int, Columns, CostKeys]:
         """Simulate rows with passes that differ in structure."""
         _, passes = self._deployment(s)
         columns, step_s, keys = run_apart(
@@ -235,7 +243,7 @@ class LocalRunner:
             self.plan.audited[s.rows], reduced=self.fidelity == "exact", jobs=self.jobs,
         )  # fmt: skip
         on_progress(len(s.rows))
-        return len(s.rows), {**self._common(s, step_s, self._coverage(s, keys)), **columns}
+        return len(s.rows), {**self._common(s, step_s, self._coverage(s, keys), keys), **columns}, keys
 
     def _simulated(
         self, template: Template, s: Slice, priced: Priced, simulated: Simulated, collective: str | None
@@ -253,7 +261,7 @@ class LocalRunner:
         step_s = passes.sum(pass_s)
         sent = passes.sum(costs.bytes)
         return {
-            **self._common(s, step_s, priced.covered),
+            **self._common(s, step_s, priced.covered, template.structure.keys),
             **results.over_passes(of_passes, passes),
             **results.traffic_columns(dep, template, sent, costs.capacity[passes.first], step_s),
             **self._audit(template, s, costs, pass_s, collective),

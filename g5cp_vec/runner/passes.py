@@ -1,5 +1,6 @@
 """Chunked prefill: a point becomes several passes, each over the cache that the passes before have filled.
 
+So does a batch of which a step of the engine computes only some sequences at a time (`g5cp_vec.config.limits`).
 A pass is simulated like a point of its own; the next one starts when it has ended on every rank. So the times, the
 traffic and the work of a point are sums over its passes, its memory is that of the pass that needs most, and every
 pass is audited. Not modelled: passes of several chunks in flight through pipeline stages.
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.config.deployment import Deployment
+from g5cp_vec.config.limits import at_once
 
 Ints = NDArray[np.int64]
 
@@ -35,7 +37,9 @@ class Passes(NamedTuple):
         First pass of each row.
     n_each : ndarray of int64, shape (n_rows,)
     seq_len, batch, cached_tokens : ndarrays of int64, shape (n_passes,)
-        Context at the end of each pass, sequences, and tokens cached before it.
+        Context at the end of each pass, sequences that it computes, and tokens cached before it.
+    held : ndarray of int64, shape (n_passes,)
+        Sequences that the cache holds.
     """
 
     first: Ints
@@ -43,6 +47,7 @@ class Passes(NamedTuple):
     seq_len: Ints
     batch: Ints
     cached_tokens: Ints
+    held: Ints
 
     @property
     def load(self) -> tuple[Ints, Ints, Ints]:
@@ -71,20 +76,33 @@ class Passes(NamedTuple):
         return first
 
 
-def count_passes(point: Point, is_prefill: Any) -> Ints:
-    """Return the passes of each row: one, but in a chunked prefill; ``is_prefill`` for all rows or for each."""
+def count_passes(point: Point, is_prefill: Any, steps: Any = 0) -> Ints:
+    """Return the passes of each row: one, but in a prefill that is chunked, or whose batch is more than a step's.
+
+    ``is_prefill``, and the new tokens of a step (0: any), for all rows or for each.
+    """
+    together, of_sequence = _passes_of_prefill(point, steps)
+    return np.where(is_prefill, -(-point.batch // together) * of_sequence, 1)
+
+
+def _passes_of_prefill(point: Point, steps: Any) -> tuple[Ints, Ints]:
+    """Return how many sequences go together, and how many passes they take."""
     new = point.seq_len - point.cached_tokens
-    chunks = -(-new // np.maximum(point.chunk_tokens, 1))
-    return np.where(is_prefill & (point.chunk_tokens > 0), np.maximum(chunks, 1), 1)
+    chunks = np.maximum(-(-new // np.maximum(point.chunk_tokens, 1)), 1)
+    return at_once(steps, point.batch, new, point.chunk_tokens), np.where(point.chunk_tokens > 0, chunks, 1)
 
 
 def split_passes(dep: Deployment, point: Point) -> Passes:
-    """Return the passes of some rows of a deployment; all chunks of a row but the last are full."""
-    is_prefill = dep.phase == "prefill"
-    n_each = count_passes(point, is_prefill)
+    """Return the passes of some rows of a deployment: one lot of sequences after another, each chunk by chunk."""
+    is_prefill, steps = dep.phase == "prefill", dep.step_tokens or 0
+    n_each = count_passes(point, is_prefill, steps)
     first = np.cumsum(n_each) - n_each
     seq_len, batch, cached, chunk = (np.repeat(values, n_each) for values in point)
-    done = (np.arange(len(seq_len)) - np.repeat(first, n_each)) * chunk
-    before = cached + done if is_prefill else cached
-    after = np.where(is_prefill & (chunk > 0), np.minimum(before + chunk, seq_len), seq_len)
-    return Passes(first, n_each, after, batch, before)
+    if not is_prefill:
+        return Passes(first, n_each, seq_len, batch, cached, batch)
+    together, of_sequence = (np.repeat(values, n_each) for values in _passes_of_prefill(point, steps))
+    number = np.arange(len(seq_len)) - np.repeat(first, n_each)
+    lot, place = number // of_sequence, number % of_sequence
+    before = cached + place * chunk
+    after = np.where(chunk > 0, np.minimum(before + chunk, seq_len), seq_len)
+    return Passes(first, n_each, after, np.minimum(together, batch - lot * together), before, batch)

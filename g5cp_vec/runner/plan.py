@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from g5cp_vec.config._keys import BEST, COLLECTIVES, LOAD_KEYS
+from g5cp_vec.config._keys import LOAD_KEYS
+from g5cp_vec.config.collectives import BEST, COLLECTIVES
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.expansion import VALID, Expansion
+from g5cp_vec.config.limits import steps_of
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.network import Network, build_network
 from g5cp_vec.mapping.spans import structure_reach
@@ -164,7 +166,8 @@ def _row_work(dep: Deployment | str, kind: str, audited: NDArray[np.bool_], pass
     """Work of each row of a slice, in simulated ops."""
     if kind != "g5" or not isinstance(dep, Deployment):
         return np.ones(len(audited), np.int64)
-    times = passes * (len(COLLECTIVES) if dep.collective == BEST else 1)
+    n_groups = sum(size > 1 for size in (dep.tp, dep.cp, dep.pcp, dep.dcp, dep.replicas if dep.ep else 1))
+    times = passes * (len(COLLECTIVES) + n_groups if dep.collective == BEST else 1)
     return times * (estimated_ops(dep, fidelity) + audited * (AUDIT_WORK * estimated_ops(dep, "full")))
 
 
@@ -176,7 +179,8 @@ def points(expansion: Expansion, rows: slice | NDArray[np.int64]) -> Point:
 def passes_of_rows(expansion: Expansion) -> NDArray[np.int64]:
     """Return how many passes every row takes, one where it cannot be simulated."""
     is_prefill = [isinstance(dep, Deployment) and dep.phase == "prefill" for dep in expansion.deployments]
-    return count_passes(points(expansion, slice(None)), np.array(is_prefill, np.bool_)[expansion.deployment])
+    steps = steps_of(expansion.deployments, expansion.deployment)
+    return count_passes(points(expansion, slice(None)), np.array(is_prefill, np.bool_)[expansion.deployment], steps)
 
 
 def _cut(batches: list[Batch], expansion: Expansion, audited: NDArray[np.bool_], fidelity: str) -> list[list[Batch]]:

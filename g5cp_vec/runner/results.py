@@ -60,11 +60,14 @@ def over_passes(columns: Columns, passes: Passes) -> Columns:
 def memory_columns(dep: Deployment, point: Point, passes: Passes) -> Columns:
     """Memory of every point in the pass that needs most, whether it fits, and the longest context that would."""
     model = MemoryModel(dep)
-    memory = model.at(*passes.load)
+    memory = model.at(*passes.load, passes.held)
     fullest = passes.largest(memory.peak_bytes)
     of_load, which = np.unique(np.stack(point[1:], axis=1), axis=0, return_inverse=True)
     longest = np.array([model.max_seq_len(*map(int, load)) for load in of_load], np.int64)[which.ravel()]
-    sizes, of_size = np.unique(np.stack([passes.seq_len, passes.cached_tokens]), axis=1, return_inverse=True)
+    of_pass = np.stack([passes.seq_len, passes.cached_tokens, passes.batch])
+    if dep.step_tokens is None or dep.phase == "decode":  # all that are held are computed together
+        of_pass = of_pass[:2]
+    sizes, of_size = np.unique(of_pass, axis=1, return_inverse=True)
     n_sequences = model.max_sequences(*sizes)[of_size.ravel()]
     fits = memory.peak_bytes[fullest] <= model.usable_bytes
     return {
@@ -81,15 +84,17 @@ def memory_columns(dep: Deployment, point: Point, passes: Passes) -> Columns:
     }
 
 
-def calibration_columns(dep: Deployment, passes: Passes, covered: Coverage | None) -> Columns:
+def calibration_columns(dep: Deployment, passes: Passes, covered: Coverage | None, unmeasured: list[str]) -> Columns:
     """Whether every compute of a point is priced by measurements, which are not, and how far outside them it is.
 
-    ``covered`` of all passes; None where the chip is not calibrated.
+    ``covered`` of all passes; None where the chip is not calibrated. ``unmeasured`` collectives of them.
     """
     n_points = len(passes.first)
+    named = {"unmeasured_collectives": [", ".join(unmeasured) or None] * n_points}
     if covered is None:
-        return {"calibrated": np.full(n_points, dep.chip.calibrated)}
+        return {"calibrated": np.full(n_points, dep.chip.calibrated), **named}
     columns: Columns = {
+        **named,
         "calibrated": np.full(n_points, not covered.uncalibrated),
         "extrapolated": passes.max(covered.extrapolated),
     }
@@ -109,6 +114,7 @@ def step_columns(dep: Deployment, point: Point, passes: Passes, step_s: NDArray[
     peaks = np.array([dep.chip.peak(dtype) for dtype in flops])[totals.argmax(axis=0)]
     new_tokens = dep.dp * load.batch * load.new_unpadded
     return {
+        **({"n_passes": passes.n_each} if dep.phase == "prefill" else {}),
         phase_column: step_s,
         "step_s": step_s,
         "padded_seq_len": passes.max(context + 0 * passes.batch),
@@ -186,23 +192,6 @@ def math_columns(dep: Deployment, times: MathTimes, n_points: int) -> Columns:
         if applies(dep, name):
             columns[name] = np.broadcast_to(getattr(times, name), (n_points,))
     return columns
-
-
-def chosen_collective(columns: Columns, collective: str) -> Columns:
-    """Add the algorithm that the collectives of a slice's rows were simulated with."""
-    return columns | {"chosen_collective": [collective] * len(columns["step_s"])}
-
-
-def faster(mine: Columns, rival: Columns) -> Columns:
-    """Return, row by row, the columns of the faster of two simulations of the same rows; mine on a tie."""
-    loses = np.asarray(rival["step_s"] < mine["step_s"])
-
-    def choose(a: Any, b: Any) -> Any:
-        if isinstance(a, list):
-            return [y if other else x for x, y, other in zip(a, b, loses.tolist(), strict=True)]
-        return np.where(loses, b, a)
-
-    return {name: choose(value, rival[name]) for name, value in mine.items()}
 
 
 def has_ring(dep: Deployment) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from g5cp_vec.config.collectives import algorithm_of
 from g5cp_vec.mapping.all_to_all import all_to_all
 from g5cp_vec.mapping.collectives import all_gather, all_reduce, reduce_scatter
 from g5cp_vec.mapping.graph import BlockBuilder, CostKeys, Ids
@@ -29,7 +30,8 @@ class ShardPlan:
     dcp_group : {"tp", "pcp", "all"}
     contiguous : bool
         Whether pieces outside attention are contiguous.
-    collective : {"ring", "direct"}
+    collective : str
+        Algorithms of collectives by kind of group.
     """
 
     form: str
@@ -135,7 +137,8 @@ class Sharded:
             return []
         waits = [groups.split(ids) for ids in _distinct(after)]
         message = self.keys.message((name, self.kind))
-        done = collective(self.b, chips, waits, message, reason, self.plan.collective)
+        algorithm = algorithm_of(self.plan.collective, "cp" if reason == "cp_gather" else reason)
+        done = collective(self.b, chips, waits, message, reason, algorithm)
         return [groups.join(ids, self.ranks.shape) for ids in done]
 
 

@@ -4,7 +4,8 @@ Decode: queries are gathered over the ranks of a dcp group, which hold different
 partial outputs and their log-sum-exps are exchanged and merged.
 
 - ``dcp_a2a_fp32`` (vllm-ascend): all-to-all of outputs and log-sum-exps in fp32, all-gather over pcp, local merge.
-- ``dcp_a2a`` (vLLM): the same with outputs in their own type and the fp32 log-sum-exp in two lanes beside.
+- ``dcp_a2a`` (vLLM): the same with outputs in their own type and the fp32 log-sum-exp in two lanes beside. Where the
+  group spans pcp ranks, each merges a pcp-th of the heads that it shares with them, and these are gathered over pcp.
 - ``dcp_ag_rs`` (vLLM's default): all-gather of log-sum-exps, outputs rescaled, reduce-scatter over heads; all-reduce
   where the group spans pcp ranks, which hold the same heads.
 
@@ -47,7 +48,11 @@ def merged(s: Sharded, attended: Ids) -> list[Ids]:
         sums = s.exchange(s.dcp, [attended, *outputs], "dcp_lse", s.dcp_reason)
         return [s.compute("merge", attended, *outputs, *sums, reason="merge")]
     if s.plan.form != AG_RS and s.plan.form != ALLGATHER_Q:
-        return [s.compute("merge", *_exchanged(s, attended), reason="merge")]
+        if s.plan.dcp_group == "tp":
+            return [s.compute("merge", *_exchanged(s, attended), reason="merge")]
+        arrived = s.exchange(s.dcp, [attended], "dcp_a2a", s.dcp_reason)
+        share = s.compute("merge", attended, *arrived, reason="merge")
+        return [share, *s.gather(s.over_pcp, [share], "pcp_heads", s.pcp_reason)]
     sums = s.gather(s.dcp, [attended], "dcp_lse", s.dcp_reason)
     rescaled = s.compute("rescale", attended, *sums, reason="merge")
     if s.plan.dcp_group == "tp":

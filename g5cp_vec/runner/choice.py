@@ -1,0 +1,98 @@
+"""``collective = "best"``: every row takes, for each kind of group, the algorithm that makes its step faster.
+
+All rows are simulated with each algorithm for all groups at once. From the faster of these on, one kind of group after
+another is changed over, and what is faster is kept: so a row is simulated at most twice and once for each kind of
+group, and is never slower than with one algorithm for all. Which groups have a choice follows from the messages sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from g5cp_vec.config.collectives import COLLECTIVES, algorithm_of, written
+from g5cp_vec.runner.plan import Batch, Slice
+from g5cp_vec.runner.results import Columns
+
+Pieces = list[tuple[int, Columns]]
+# Simulates a batch with algorithms: columns of its slices, and the kinds of groups that have a choice.
+Simulate = Callable[[Batch, str], tuple[Pieces, tuple[str, ...]]]
+
+
+def run_best(batch: Batch, simulate: Simulate) -> Pieces:
+    """Return the columns of every slice of a batch, each row with its algorithms."""
+    first, *others = COLLECTIVES
+    pieces, groups = simulate(batch, first)
+    chosen = [_Chosen(columns, first, groups) for _, columns in pieces]
+    for other in others if groups else ():
+        again, _ = simulate(batch, other)
+        for mine, (_, columns) in zip(chosen, again, strict=True):
+            mine.meet(columns, np.arange(len(mine.words)), written(dict.fromkeys(groups, other)))
+    for group in groups if len(groups) > 1 else ():
+        _change_over(batch, chosen, group, simulate)
+    return [(n, mine.result()) for (n, _), mine in zip(pieces, chosen, strict=True)]
+
+
+def _change_over(batch: Batch, chosen: list[_Chosen], group: str, simulate: Simulate) -> None:
+    """Simulate every row with the other algorithm for one kind of group, where that was not tried."""
+    rivals = [mine.changed_over(group) for mine in chosen]
+    for word in sorted(set().union(*rivals)):
+        rows = [np.flatnonzero([rival == word for rival in of_slice]) for of_slice in rivals]
+        rows = [_not_tried(mine, at, word) for mine, at in zip(chosen, rows, strict=True)]
+        some = [i for i, at in enumerate(rows) if len(at)]
+        if not some:
+            continue
+        slices = [Slice(batch.slices[i].deployment, batch.slices[i].rows[rows[i]]) for i in some]
+        pieces, _ = simulate(Batch(batch.kind, batch.key, slices), word)
+        for i, (_, columns) in zip(some, pieces, strict=True):
+            chosen[i].meet(columns, rows[i], word)
+
+
+def _not_tried(mine: _Chosen, rows: NDArray[np.int64], word: str) -> NDArray[np.int64]:
+    return rows[[word not in mine.tried[row] for row in rows.tolist()]] if len(rows) else rows
+
+
+class _Chosen:
+    """Columns of a slice, row by row those of the fastest algorithms so far, and what these are."""
+
+    def __init__(self, columns: Columns, algorithm: str, groups: tuple[str, ...]) -> None:
+        self.groups = groups
+        # Copies: rows are written into them.
+        self.columns: dict[str, Any] = {
+            name: list(value) if isinstance(value, list) else np.array(value) for name, value in columns.items()
+        }
+        word = written(dict.fromkeys(groups, algorithm))
+        self.words = [word] * len(columns["step_s"])
+        self.tried = [{word} for _ in self.words]
+
+    def changed_over(self, group: str) -> list[str]:
+        """Return the algorithms of every row with another one for a kind of group."""
+        of_word = {word: self._other(word, group) for word in set(self.words)}
+        return [of_word[word] for word in self.words]
+
+    def _other(self, word: str, group: str) -> str:
+        first, second = COLLECTIVES
+        algorithms = {each: algorithm_of(word, each) for each in self.groups}
+        algorithms[group] = second if algorithms[group] == first else first
+        return written(algorithms)
+
+    def meet(self, rival: Columns, rows: NDArray[np.int64], word: str) -> None:
+        """Take over the rows of another simulation that are faster; ``rows`` says which it simulated."""
+        wins = np.flatnonzero(rival["step_s"] < self.columns["step_s"][rows])
+        for row in rows.tolist():
+            self.tried[row].add(word)
+        for name, mine in self.columns.items():
+            if isinstance(mine, list):
+                for i in wins.tolist():
+                    mine[rows[i]] = rival[name][i]
+            else:
+                mine[rows[wins]] = np.asarray(rival[name])[wins]
+        for i in wins.tolist():
+            self.words[rows[i]] = word
+
+    def result(self) -> dict[str, Any]:
+        """Return the columns, with the algorithms of every row; None where no group has a choice."""
+        return self.columns | {"chosen_collective": [word or None for word in self.words]}
