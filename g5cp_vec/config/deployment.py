@@ -7,6 +7,7 @@ they are laid over the dp * pcp * tp ranks of one (pp, cp) coordinate, ``dp * pc
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -183,7 +184,7 @@ class Deployment:
         """Sets of tp ranks at one (pp, cp) coordinate, over which experts are laid."""
         return self.dp * self.pcp
 
-    @property
+    @cached_property
     def most_tokens(self) -> int:
         """Tokens of all replicas at once for which every byte count of a step stays inside int64.
 
@@ -192,7 +193,7 @@ class Deployment:
         model = self.model
         distinct, sequence = model.kinds
         widest = 16 * (2 * model.hidden + max(_widest_elements(model.hidden, kind) for kind in distinct))
-        cache = 4 * sum(_cache_elements(distinct[i]) for i in sequence)
+        cache = 4 * sum(n * _cache_elements(distinct[i]) for i, n in Counter(sequence).items())
         traffic = model.n_layers * (8 * model.hidden + 4 * model.top_k * model.hidden)
         if self.is_sharded:
             # Partial outputs in fp32, of all heads, to every rank that shares the cache.

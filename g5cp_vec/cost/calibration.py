@@ -13,7 +13,10 @@ outside the table is its *extrapolation*, the largest ratio over its sizes, 1 in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +33,8 @@ Real = NDArray[np.float64]
 Coordinates = Sequence[Any]
 DEFAULTS = Kernels()
 Surfaces = dict[tuple[str, str], Surface]
+# So many are priced in one go: what is known of them on the way stays in a processor's cache.
+SHAPES_AT_ONCE = 8192
 # Exponent that blends arithmetic and memory time: 3 predicts held-out rows best among 2, 3 and 6.
 SHARPNESS = 3.0
 # Dimensions of DeepSeek-V3's attention, for whole modules: hidden, query rank, latent rank, widths per head.
@@ -145,11 +150,15 @@ def interpolate(surface: Surface, logs: Sequence[Real]) -> Real:
         flat = flat * len(nodes)
         if len(nodes) == 1:
             continue
-        left = np.clip(np.searchsorted(nodes, x, side="right") - 1, 0, len(nodes) - 2)
+        left = np.searchsorted(nodes[1:-1], x, side="right")
         part = (x - nodes[left]) / (nodes[left + 1] - nodes[left])
         flat = np.concatenate([flat + left, flat + left + 1])
         weight = np.concatenate([weight * (1 - part), weight * part])
-    result: Real = np.exp((surface.log_duration[flat] * weight).sum(axis=0))
+    # Corner by corner: numpy would add up a single shape's in another order, so its last bit would tell company.
+    total, *others = surface.log_duration[flat] * weight
+    for corner in others:
+        total = total + corner
+    result: Real = np.exp(total)
     return result
 
 
@@ -161,7 +170,7 @@ def extrapolation(surface: Surface, coordinates: Coordinates) -> Any:
     return factor
 
 
-def surface_seconds(chip: Chip, surface: Surface, coordinates: Coordinates, work: float = 1.0) -> Real:
+def surface_seconds(chip: Chip, surface: Surface, coordinates: Coordinates, work: Any = 1.0) -> Real:
     """Return the duration of a shape (s), not below the chip's peaks.
 
     Parameters
@@ -170,7 +179,7 @@ def surface_seconds(chip: Chip, surface: Surface, coordinates: Coordinates, work
     surface : Surface
     coordinates : sequence of numbers or ndarrays
         On the axes of the surface, all > 0.
-    work : float
+    work : float or ndarray
         Work relative to that of the measured widths. It scales the closed form like a size outside the nodes, so that a
         launch costs what it costs.
     """
@@ -178,7 +187,7 @@ def surface_seconds(chip: Chip, surface: Surface, coordinates: Coordinates, work
     inside = [np.clip(x, low, high) for x, (low, high) in zip(asked, surface.limits, strict=True)]
     seconds = interpolate(surface, [np.log2(x) for x in inside])
     flop_s, byte_s = (work * s for s in peak_times(chip, surface, asked))
-    if work != 1.0 or any(np.any(x != y) for x, y in zip(asked, inside, strict=True)):
+    if np.any(work != 1.0) or any(np.any(x != y) for x, y in zip(asked, inside, strict=True)):
         form = surface.overhead_s, surface.arithmetic_efficiency, surface.memory_efficiency
         here = closed_form(flop_s, byte_s, *form)
         edge = closed_form(*peak_times(chip, surface, inside), *form)
@@ -285,35 +294,62 @@ def price_part(chip: Chip, hidden: int, part: Part, kernels: Kernels = DEFAULTS)
     Element-wise work takes its bytes at the share of the bandwidth that memory-bound products were measured to reach.
     A part remembers its prices: durations, fixed costs and what is measured all ask for them.
     """
-    calibration = chip.calibration
-    if calibration is None:
+    if chip.calibration is None:
         return None
     # With the chip, so that its id stays its own.
     asked = id(chip), hidden, kernels
-    known = part.prices.get(asked)
-    if known is None:
-        known = part.prices[asked] = (chip, _price(chip, calibration, hidden, part, kernels))
-    price: Price | None = known[1]
+    if asked not in part.prices:
+        price_parts(chip, hidden, [part], kernels)
+    price: Price | None = part.prices[asked][1]
     return price
 
 
-def _price(chip: Chip, calibration: Calibration, hidden: int, part: Part, kernels: Kernels) -> Price | None:
-    byte_s = part.bytes / chip.hbm_bandwidth_bytes_per_s
-    if part.unit == "memory":
-        if calibration.memory_efficiency is None:
-            return None
-        return Price(byte_s / calibration.memory_efficiency, 1.0)
-    place = place_part(calibration, hidden, part, kernels)
-    if place is None or not place.is_of_type:
-        return None
-    seconds = surface_seconds(chip, place.surface, place.coordinates, place.work) * place.share
-    bound_s = np.maximum(part.flops / chip.peak(place.surface.arithmetic_dtype), byte_s)
-    seconds = np.maximum(seconds, _row_seconds(chip, calibration, part, kernels))
-    factor = extrapolation(place.surface, place.coordinates)
-    for ratio in place.ratios:
-        factor = np.maximum(factor, ratio)
+def price_parts(chip: Chip, hidden: int, parts: Iterable[Part], kernels: Kernels = DEFAULTS) -> None:
+    """Let parts know their prices (see `price_part`): those that lie on one surface together, so at its cost once."""
+    calibration, asked = chip.calibration, (id(chip), hidden, kernels)
+    if calibration is None:
+        return
+    placed: dict[int, list[tuple[Part, Place, Any]]] = defaultdict(list)
+    for part in parts:
+        place = None if part.unit == "memory" else place_part(calibration, hidden, part, kernels)
+        if place is not None and place.is_of_type:
+            placed[id(place.surface)].append((part, place, _row_seconds(chip, calibration, part, kernels)))
+        elif part.unit == "memory" and calibration.memory_efficiency is not None:
+            byte_s = part.bytes / chip.hbm_bandwidth_bytes_per_s
+            part.prices[asked] = chip, Price(byte_s / calibration.memory_efficiency, 1.0)
+        else:
+            part.prices[asked] = chip, None
+    for alike in placed.values():
+        for (part, *_), price in zip(alike, _price_alike(chip, alike), strict=True):
+            part.prices[asked] = chip, price
+
+
+def _price_alike(chip: Chip, alike: list[tuple[Part, Place, Any]]) -> list[Price]:
+    """Price parts that lie on one surface, of any number of points each, with the least seconds each takes."""
+    surface = alike[0][1].surface
+    shapes = [np.broadcast(part.flops, part.bytes).shape for part, *_ in alike]
+    ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
+    places = [slice(begin, end) for begin, end in pairwise([0, *ends])]
+    table = np.empty((len(surface.axes) + 6, ends[-1]))
+    for (part, place, least_s), at in zip(alike, places, strict=True):
+        row = (*place.coordinates, part.flops, part.bytes, place.share, place.work, max((1.0, *place.ratios)), least_s)
+        for column, value in zip(table, row, strict=True):
+            column[at] = value
+    seconds, factor = np.empty(ends[-1]), np.empty(ends[-1])
+    for begin in range(0, ends[-1], SHAPES_AT_ONCE):
+        some = slice(begin, begin + SHAPES_AT_ONCE)
+        seconds[some], factor[some] = _price_shapes(chip, surface, *table[:, some])
+    return [Price(seconds[at].reshape(n)[()], factor[at].reshape(n)[()]) for at, n in zip(places, shapes, strict=True)]
+
+
+def _price_shapes(chip: Chip, surface: Surface, *columns: Real) -> tuple[Real, Real]:
+    """Return seconds and extrapolation; the columns are those that `_price_alike` fills."""
+    *coordinates, flops, n_bytes, share, work, ratio, least_s = columns
+    seconds = np.maximum(surface_seconds(chip, surface, coordinates, work) * share, least_s)
+    bound_s = np.maximum(flops / chip.peak(surface.arithmetic_dtype), n_bytes / chip.hbm_bandwidth_bytes_per_s)
+    factor = np.maximum(extrapolation(surface, coordinates), ratio)
     # A rank that nothing is left for (a window that needs no other rank's keys) launches nothing.
-    return Price(np.where(part.flops == 0, bound_s, np.maximum(seconds, bound_s)), factor)
+    return np.where(flops == 0, bound_s, np.maximum(seconds, bound_s)), factor
 
 
 def _row_seconds(chip: Chip, calibration: Calibration, part: Part, kernels: Kernels) -> Any:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.cost.calibration import price_part
-from g5cp_vec.cost.fixed import extra_seconds, fixed_seconds, kernels, slowed
+from g5cp_vec.cost.calibration import price_part, price_parts
+from g5cp_vec.cost.fixed import extra_seconds, kernels, slowed
 from g5cp_vec.cost.flops import edge_parts, layer_parts
 from g5cp_vec.cost.messages import message_bytes
 from g5cp_vec.cost.parts import OpParts, Part
@@ -55,6 +57,16 @@ def parts_by_key(dep: Deployment, load: Load) -> Parts:
     return parts
 
 
+def occurring(keys: CostKeys, parts: Parts) -> Parts:
+    """Return the parts of the ops that a structure with ``keys`` has."""
+    computed = {split_rate(key)[0] for key in keys.durations}
+    return {
+        (name, kind): of_op
+        for (name, kind), of_op in parts.items()
+        if (name, kind) in computed or (f"slowed_{name}", kind) in computed
+    }
+
+
 def duration_seconds(dep: Deployment, load: Load, parts: Parts, key: ComputeKey) -> Any:
     """Return the duration of one compute op at full speed: its work, plus what is fixed (s).
 
@@ -72,18 +84,6 @@ def host_seconds(dep: Deployment, load: Load) -> float:
     calls = [(kind.attention is not None) + (kind.ffn != "none") if dep.tp > 1 else 0 for kind in kinds]
     n_launches = n_kernels[None] + sum(n_kernels[index] + calls[index] for index in sequence)
     return dep.runtime.host_launch_s * n_launches
-
-
-def fixed_rows(
-    dep: Deployment, keys: CostKeys, load: Load, n_points: int, parts: Parts | None = None
-) -> NDArray[np.float64]:
-    """Return the part of every duration that is no work, at full speed, shape (n_points, n_duration_ids)."""
-    parts = parts_by_key(dep, load) if parts is None else parts
-    seconds = np.empty((n_points, len(keys.durations)))
-    for key, column in keys.durations.items():
-        computed = split_rate(key)[0]
-        seconds[:, column] = fixed_seconds(dep, load, parts.get(computed, []), computed)
-    return seconds
 
 
 class Coverage(NamedTuple):
@@ -110,29 +110,82 @@ def coverage(
     dep: Deployment, load: Load, n_points: int, keys: CostKeys | None = None, parts: Parts | None = None
 ) -> Coverage:
     """Say which ops of a deployment, those of a structure with ``keys``, are measured, and how far outside they are."""
-    seconds, factors = [], []
-    uncalibrated = set()
+    prices, uncalibrated = [], set()
+    parts = parts_by_key(dep, load) if parts is None else parts
     # Not every op that has a price occurs at every load.
-    occurring = None if keys is None else {split_rate(key)[0] for key in keys.durations}
-    for (name, kind), of_op in (parts_by_key(dep, load) if parts is None else parts).items():
-        slowed = (f"slowed_{name}", kind)
-        if occurring is not None and (name, kind) not in occurring and slowed not in occurring:
-            continue
-        for part in of_op:
+    for name, kind in parts if keys is None else occurring(keys, parts):
+        for part in parts[name, kind]:
             price = price_part(dep.chip, dep.model.hidden, part, dep.runtime.kernels)
             if price is None:
                 uncalibrated.add(name.partition("@")[0])
             else:
-                seconds.append(np.broadcast_to(price.seconds, (n_points,)))
-                factors.append(np.broadcast_to(price.extrapolated, (n_points,)))
-    if not seconds:
+                prices.append(price)
+    if not prices:
         return Coverage(tuple(sorted(uncalibrated)), np.ones(n_points))
-    matters = np.array(seconds) >= SMALL_SHARE * np.sum(seconds, axis=0)
+    seconds, factors = np.empty((len(prices), n_points)), np.empty((len(prices), n_points))
+    for row, price in enumerate(prices):
+        seconds[row], factors[row] = price
+    matters = seconds >= SMALL_SHARE * np.sum(seconds, axis=0)
     return Coverage(tuple(sorted(uncalibrated)), np.where(matters, factors, 1.0).max(axis=0))
 
 
+class Computes(NamedTuple):
+    """Compute ops of a deployment at full speed, by what they do; whatever the network.
+
+    Attributes
+    ----------
+    work_s, extra_s : dict
+        Work with the overhead of an op, and what an op costs beyond (s); numbers or arrays of shape (n_points,).
+    covered : Coverage or None
+        None where the chip is not calibrated.
+    """
+
+    work_s: dict[ComputeKey, Any]
+    extra_s: dict[ComputeKey, Any]
+    covered: Coverage | None
+
+
+def price_computes(keys: CostKeys, loads: Sequence[tuple[Deployment, Load, int]]) -> list[Computes]:
+    """Price the compute ops of a structure with ``keys`` for several deployments.
+
+    Parameters
+    ----------
+    keys : CostKeys
+    loads : sequence of (Deployment, Load, int)
+        With so many points. Parts for one chip are priced together, as most of the time goes by the call.
+    """
+    asked = [(dep, load, n_points, occurring(keys, parts_by_key(dep, load))) for dep, load, n_points in loads]
+    alike: dict[Any, tuple[Deployment, list[Part]]] = {}
+    for dep, _, _, parts in asked:
+        _, together = alike.setdefault((id(dep.chip), dep.model.hidden, dep.runtime.kernels), (dep, []))
+        together += chain.from_iterable(parts.values())
+    for dep, together in alike.values():
+        price_parts(dep.chip, dep.model.hidden, together, dep.runtime.kernels)
+    return [_computes(keys, *each) for each in asked]
+
+
+def _computes(keys: CostKeys, dep: Deployment, load: Load, n_points: int, parts: Parts) -> Computes:
+    ops = dict.fromkeys([*parts, *(split_rate(key)[0] for key in keys.durations)])
+    return Computes(
+        {key: op_seconds(dep, parts.get(key, [])) for key in ops},
+        {key: extra_seconds(dep, load, parts.get(key, []), key) for key in ops},
+        None if dep.chip.calibration is None else coverage(dep, load, n_points, keys, parts),
+    )
+
+
+def fixed_rows(
+    dep: Deployment, keys: CostKeys, load: Load, n_points: int, computes: Computes | None = None
+) -> NDArray[np.float64]:
+    """Return the part of every duration that is no work, at full speed, shape (n_points, n_duration_ids)."""
+    computes = computes or price_computes(keys, [(dep, load, n_points)])[0]
+    seconds, overhead_s = np.empty((n_points, len(keys.durations))), op_overhead_s(dep)
+    for key, column in keys.durations.items():
+        seconds[:, column] = overhead_s + computes.extra_s[split_rate(key)[0]]
+    return seconds
+
+
 def cost_rows(
-    dep: Deployment, keys: CostKeys, network: Network, load: Load, n_points: int, parts: Parts | None = None
+    dep: Deployment, keys: CostKeys, network: Network, load: Load, n_points: int, computes: Computes | None = None
 ) -> CostRows:
     """Price every op and message of a structure at each point.
 
@@ -146,19 +199,19 @@ def cost_rows(
     load : Load
         With arrays of shape (n_points,).
     n_points : int
-    parts : dict, optional
-        What `parts_by_key` returns, where it is known already: parts remember their prices.
+    computes : Computes, optional
+        What `price_computes` returns, where it is known already.
     """
-    parts = parts_by_key(dep, load) if parts is None else parts
+    computes = computes or price_computes(keys, [(dep, load, n_points)])[0]
     kinds, _ = dep.model.kinds
     rates = network.rates()
     duration_s = np.empty((n_points, len(keys.durations)))
     for key, column in keys.durations.items():
         computed, rate = split_rate(key)
         if computed[0] == "slowed_ring_step":
-            seconds = _slowed_ring_step(dep, network, load, parts, computed[1])
+            seconds = _slowed_ring_step(dep, network, load, computes, computed[1])
         else:
-            seconds = duration_seconds(dep, load, parts, computed)
+            seconds = computes.work_s[computed] + computes.extra_s[computed]
         duration_s[:, column] = seconds / rates[rate]
     # One column even without flows: a matrix product over no columns would lose the shape.
     bytes_ = np.zeros((n_points, max(len(keys.bytes), 1)), np.int64)
@@ -172,7 +225,7 @@ def cost_rows(
     return CostRows(duration_s, bytes_, latency_s, capacity, wire_bytes)
 
 
-def _slowed_ring_step(dep: Deployment, network: Network, load: Load, parts: Parts, kind: int | None) -> Any:
+def _slowed_ring_step(dep: Deployment, network: Network, load: Load, computes: Computes, kind: int | None) -> Any:
     """Return the duration of a ring step beside which the next block travels, on links that nothing else uses (s)."""
     assert kind is not None
     kinds, _ = dep.model.kinds
@@ -182,5 +235,5 @@ def _slowed_ring_step(dep: Deployment, network: Network, load: Load, parts: Part
     key: MessageKey = ("cp_pass_kv", kind)
     block = wire(dep, network, key, message_bytes(dep, load, kinds, key)).wire_bytes
     overhead_s = op_overhead_s(dep)
-    work_s = op_seconds(dep, parts["ring_step", kind]) - overhead_s
+    work_s = computes.work_s["ring_step", kind] - overhead_s
     return slowed(work_s, block / slowest, dep.runtime.overlap_slowdown) + overhead_s

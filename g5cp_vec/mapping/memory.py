@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from g5cp_vec.config.attention import Attention
+from g5cp_vec.config.attention import Attention, Linear
 from g5cp_vec.config.context import ALL_GATHER
 from g5cp_vec.config.context_kinds import shares_indexer_keys
 from g5cp_vec.config.deployment import Deployment
@@ -41,6 +41,11 @@ from g5cp_vec.mapping.structure import stage_layers
 LONGEST_CONTEXT = 2**40
 # No batch is larger than this.
 MOST_SEQUENCES = 2**20
+# Memory of a chip for which lengths that are far too long are still counted in 64 bits.
+MOST_BYTES = 2**48
+# Where a length is looked for without a better guess.
+FIRST_STRIDE = 1024
+_EVENLY = np.arange(1, 17)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +88,14 @@ class MemoryModel:
             fullest = Memory(*(_choose(fuller, getattr(stage, f), getattr(fullest, f)) for f in Memory.__slots__))
         return fullest
 
-    def max_seq_len(self, batch: int, cached_tokens: int, chunk_tokens: int = 0) -> int:
-        """Return the longest context that still fits, 0 when none does."""
+    def max_seq_len(self, batch: Count, cached_tokens: Count, chunk_tokens: Count = 0) -> Count:
+        """Return the longest context that still fits, 0 where none does; for integers or arrays alike."""
         chunk = chunk_tokens if self.dep.phase == "prefill" else 0
-        return min(self._longest(stage, batch, cached_tokens, chunk) for stage in self._stages)
+        # More bytes than these may leave 64 bits before a length is found too long; Python's integers take any.
+        integers = np.int64 if self.usable_bytes <= MOST_BYTES else object
+        load = np.broadcast_arrays(*(np.atleast_1d(np.asarray(n, integers)) for n in (batch, cached_tokens, chunk)))
+        longest = np.minimum.reduce([self._longest(stage, *load) for stage in self._stages]).astype(np.int64)
+        return longest if isinstance(batch, np.ndarray) else int(longest[0])
 
     def max_sequences(
         self, seq_len: NDArray[np.int64], cached_tokens: NDArray[np.int64], batch: NDArray[np.int64] | None = None
@@ -95,71 +104,99 @@ class MemoryModel:
 
         A pass computes all of them, or no more than ``batch``.
         """
-        fits = np.zeros(len(seq_len), np.int64)
         # Beyond this byte counts would leave 64 bits.
-        too_many = np.minimum(self.dep.most_tokens // (self.dep.dp * seq_len), MOST_SEQUENCES) + 1
-        while np.any(too_many - fits > 1):
-            middle = np.maximum((fits + too_many) // 2, 1)
-            computed = middle if batch is None else np.minimum(batch, middle)
-            has_room = self.at(seq_len, computed, cached_tokens, middle).peak_bytes <= self.usable_bytes
-            fits, too_many = np.where(has_room, middle, fits), np.where(has_room, too_many, middle)
-        return fits
+        most_counted = np.minimum(self.dep.most_tokens // (self.dep.dp * seq_len), MOST_SEQUENCES)
 
-    def _longest(self, stage: _Stage, batch: int, cached_tokens: int, chunk_tokens: int) -> int:
-        def spare(seq_len: int) -> int:
-            peak: int = _stage_memory(self.dep, stage, seq_len, batch, cached_tokens).peak_bytes
-            return self.usable_bytes - peak
+        def spare(n: NDArray[Any]) -> NDArray[Any]:
+            length, cached = (_alongside(values, n) for values in (seq_len, cached_tokens))
+            held = np.maximum(n, 1)
+            computed = held if batch is None else np.minimum(_alongside(batch, n), held)
+            return np.asarray(self.usable_bytes - self.at(length, computed, cached, held).peak_bytes)
 
-        shortest = cached_tokens + 1 if self.dep.phase == "prefill" else 1
-        if spare(shortest) < 0:
-            return 0
+        # Memory grows about evenly with sequences: this many, or one more or less.
+        ends = spare(np.stack([1 + 0 * most_counted, most_counted], axis=-1))
+        growth = np.maximum(ends[:, 0] - ends[:, 1], 1)
+        guess = np.clip(ends[:, 0] * (most_counted - 1) / growth, -1, most_counted).astype(np.int64)
+        return _last_fitting(spare, 0 * most_counted, most_counted + 1, guess[:, None] + np.arange(4))
+
+    def _longest(
+        self, stage: _Stage, batch: NDArray[Any], cached_tokens: NDArray[Any], chunk_tokens: NDArray[Any]
+    ) -> NDArray[Any]:
+        in_chunks, of_step = bool(np.any(chunk_tokens > 0)), self.dep.step_tokens
+        # One chunk where there are none.
+        whole = np.where(chunk_tokens > 0, chunk_tokens, 2 * LONGEST_CONTEXT)
+
+        def spare(seq_len: NDArray[Any]) -> NDArray[Any]:
+            n, cached, chunk = (_alongside(values, seq_len) for values in (batch, cached_tokens, whole))
+            if not in_chunks:
+                return np.asarray(self.usable_bytes - _stage_memory(self.dep, stage, seq_len, n, cached).peak_bytes)
+            # The last two passes: the cache grows, but the last chunk may be a small one.
+            begin = seq_len - ((seq_len - cached - 1) % chunk + 1)
+            is_first = begin <= cached
+            before = np.where(is_first, seq_len, begin), np.where(is_first, begin, begin - chunk)
+            # An engine's step computes as many sequences as have room in it.
+            room = n if of_step is None else np.maximum(np.minimum(n, of_step // chunk), 1)
+            computed = np.where(chunk <= LONGEST_CONTEXT, room, n)
+            passes = (seq_len, computed, begin, n), (before[0], computed, before[1], n)
+            return np.asarray(
+                self.usable_bytes - most(*(_stage_memory(self.dep, stage, *one).peak_bytes for one in passes))
+            )
+
+        shortest = cached_tokens + 1 if self.dep.phase == "prefill" else 1 + 0 * batch
+        if stage.bends or in_chunks:
+            guess, at_least = shortest[..., None] + FIRST_STRIDE * _EVENLY, spare(shortest)
+        else:
+            # Memory is linear in whole steps of the head-tail split.
+            step = 4 * self.dep.sequence_ranks
+            at_least, one_more = np.moveaxis(spare(shortest[..., None] + [0, step]), -1, 0)
+            slope = at_least - one_more
+            steps = np.where(slope > 0, at_least // np.maximum(slope, 1), LONGEST_CONTEXT // step)
+            guess = (shortest + steps * step)[..., None] + np.arange(step + 1)
         # Memory never falls with length.
-        if chunk_tokens:
-            spare_in_chunks = self._spare_in_chunks(stage, batch, cached_tokens, chunk_tokens)
-            return _bisect(spare_in_chunks, shortest, LONGEST_CONTEXT + 1)
-        if stage.bends:
-            return _bisect(spare, shortest, LONGEST_CONTEXT + 1)
-        # It is linear in whole steps of the head-tail split: the steps that fit follow from two of them, the rest of a
-        # step from bisection.
-        step = 4 * self.dep.sequence_ranks
-        slope = spare(shortest) - spare(shortest + step)
-        if slope == 0:
-            return LONGEST_CONTEXT
-        low = shortest + spare(shortest) // slope * step
-        return min(_bisect(spare, low, low + step), LONGEST_CONTEXT)
-
-    def _spare_in_chunks(
-        self, stage: _Stage, batch: int, cached_tokens: int, chunk_tokens: int
-    ) -> Callable[[int], int]:
-        """Return what the last two passes leave free: the cache grows, but the last chunk may be a small one."""
-        steps = self.dep.step_tokens
-        computed = batch if steps is None else max(1, min(batch, steps // chunk_tokens))
-
-        def spare(seq_len: int) -> int:
-            rest = (seq_len - cached_tokens - 1) % chunk_tokens + 1
-            passes = [(seq_len, seq_len - rest)]
-            if seq_len - rest > cached_tokens:
-                passes.append((seq_len - rest, seq_len - rest - chunk_tokens))
-            peaks = [_stage_memory(self.dep, stage, end, computed, begin, batch).peak_bytes for end, begin in passes]
-            return self.usable_bytes - int(max(peaks))
-
-        return spare
+        longest = _last_fitting(spare, shortest, LONGEST_CONTEXT + 1 + 0 * shortest, guess)
+        return np.where(at_least >= 0, longest, 0)
 
 
-def _bisect(spare: Callable[[int], int], low: int, high: int) -> int:
-    """Return the last length below ``high`` that fits, from ``low`` on, which does."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if spare(middle) >= 0 else (low, middle)
-    return low
+def _alongside(values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
+    """Return an array with as many axes as another that has some more at the end."""
+    return values[(..., *[None] * (np.ndim(others) - np.ndim(values)))]
+
+
+def _last_fitting(
+    spare: Callable[[NDArray[Any]], NDArray[Any]], low: NDArray[Any], high: NDArray[Any], guesses: NDArray[Any]
+) -> NDArray[Any]:
+    """Return the last number below ``high`` that leaves something to spare, entry by entry.
+
+    Parameters
+    ----------
+    spare : callable
+        Never rises. Of arrays with one axis more than ``low``, at the end.
+    low, high : ndarrays of integers
+        ``low`` fits, or nothing does; it is returned then.
+    guesses : ndarray of integers
+        Where to look first, rising along the last axis. Next come numbers that are ever farther away as long as
+        everything fits, so that none is far too large; then as many between what fits and what does not.
+    """
+    limit, stride = high, FIRST_STRIDE
+    while True:
+        tried = np.clip(guesses, low[..., None], high[..., None] - 1)
+        n_fitting = (spare(tried) >= 0).sum(axis=-1)[..., None]
+        ends = np.concatenate([low[..., None], tried, high[..., None]], axis=-1)
+        low, high = (np.take_along_axis(ends, n_fitting + i, axis=-1)[..., 0] for i in (0, 1))
+        if not np.any(high - low > 1):
+            return low
+        between = low[..., None] + (high - low)[..., None] * _EVENLY // 17
+        farther = low[..., None] + stride * _EVENLY
+        guesses = np.where((high == limit)[..., None], farther, between)
+        stride = min(16 * stride, LONGEST_CONTEXT)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
     """What a pipeline stage holds, as far as memory is concerned.
 
-    ``kinds`` with their number of layers, ``width`` elements per token at the widest moment; ``bends`` where a cache
-    stops growing somewhere, or grows by blocks.
+    ``kinds`` that differ in what mixes tokens, with their number of layers, ``width`` elements per token at the widest
+    moment; ``bends`` where a cache stops growing somewhere, or grows by blocks.
     """
 
     weight_bytes: int
@@ -187,12 +224,22 @@ def _distinct_stages(dep: Deployment) -> list[_Stage]:
         stages.append(
             _Stage(
                 weight_bytes=edges + sum(n * weights[kind] for kind, n in counts.items()),
-                kinds=tuple((kinds[kind], counts[kind]) for kind in sorted(counts)),
+                kinds=_by_attention([(kinds[kind], counts[kind]) for kind in sorted(counts)]),
                 width=2 * dep.model.hidden + max(widths[kind] for kind in counts),
                 bends=bends or any(_is_limited(kinds[kind]) for kind in counts),
             )
         )
     return list(dict.fromkeys(stages))
+
+
+def _by_attention(layers: list[tuple[LayerKind, int]]) -> tuple[tuple[LayerKind, int], ...]:
+    """Return one layer kind for each way to mix tokens, with the layers of all that do it so."""
+    n_layers: Counter[Attention | Linear | None] = Counter()
+    first: dict[Attention | Linear | None, LayerKind] = {}
+    for kind, n in layers:
+        n_layers[kind.attention] += n
+        first.setdefault(kind.attention, kind)
+    return tuple((kind, n_layers[attention]) for attention, kind in first.items())
 
 
 def _is_limited(kind: LayerKind) -> bool:
@@ -243,8 +290,8 @@ def _stage_memory(
     if dep.phase == "prefill":
         if not dep.is_sharded and dep.step_tokens is None:
             tokens = batch * ceil_div(seq_len - cached_tokens, dep.sequence_ranks)
-        for kind, _ in stage.kinds:
-            buffers = most(buffers, _buffer_bytes(dep, kind, reserved) if dep.sequence_ranks * dep.dcp > 1 else 0)
+        for kind, _ in stage.kinds if dep.sequence_ranks * dep.dcp > 1 else ():
+            buffers = most(buffers, _buffer_bytes(dep, kind, reserved))
     elif dep.is_sharded:
         for kind, _ in stage.kinds:
             buffers = most(buffers, sharded_buffer_bytes(dep, kind, load))

@@ -182,7 +182,7 @@ class Probe(BlockBuilder):
 
     def _require(self, these: Handles, those: Handles) -> None:
         """Drop the permutations that do not take the pairs (``these[i]``, ``those[i]``) to themselves, all in all."""
-        if these.size == 0:
+        if these.size == 0 or not self.holds.any():
             return
         # Which slot it is does not matter where there is one.
         these, those = (side.ravel() - side.flat[0] // self._n * self._n for side in (these, those))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.config.deployment import Deployment
-from g5cp_vec.cost.rows import cost_rows, fixed_rows, parts_by_key
+from g5cp_vec.cost.rows import cost_rows, fixed_rows, price_computes
 from g5cp_vec.engine.arrays import FLOW
 from g5cp_vec.engine.measure import MAKESPAN_S
 from g5cp_vec.mapping.graph import REASON, CostKeys
@@ -26,7 +26,7 @@ from g5cp_vec.mapping.spans import structure_reach, varies_with_load
 from g5cp_vec.mapping.structure import Structure, build_structure
 from g5cp_vec.runner import results
 from g5cp_vec.runner.audited import audit_pass
-from g5cp_vec.runner.passes import Passes
+from g5cp_vec.runner.passes import Passes, Point, count_passes
 from g5cp_vec.runner.results import Columns
 from g5cp_vec.runner.schema import KPIS
 from g5cp_vec.runner.simulate import simulate_rows
@@ -41,9 +41,10 @@ class Alike(NamedTuple):
     structure: Structure
 
 
-def are_apart(dep: Deployment, passes: Passes) -> bool:
+def are_apart(dep: Deployment, point: Point) -> bool:
     """Whether some row has several passes, which may differ in structure."""
-    return len(passes.seq_len) > len(passes.first) and varies_with_load(dep)
+    n_each = count_passes(point, dep.phase == "prefill", dep.step_tokens or 0)
+    return varies_with_load(dep) and bool(np.any(n_each > 1))
 
 
 def by_structure(dep: Deployment, network: Network, passes: Passes) -> Iterator[Alike]:
@@ -83,10 +84,10 @@ def run_apart(
     for alike in by_structure(dep, network, passes):
         structure, members = alike.structure, alike.numbers
         template = Template(structure, reduced=reduced)
-        parts = parts_by_key(dep, alike.load)
-        costs = cost_rows(dep, structure.keys, network, alike.load, len(members), parts)
+        (computes,) = price_computes(structure.keys, [(dep, alike.load, len(members))])
+        costs = cost_rows(dep, structure.keys, network, alike.load, len(members), computes)
         simulated = simulate_rows(template, costs, jobs)
-        fixed_s = fixed_rows(dep, structure.keys, alike.load, len(members), parts)
+        fixed_s = fixed_rows(dep, structure.keys, alike.load, len(members), computes)
         columns = results.simulated_columns(dep, network, template, simulated.measures, costs.duration_s, fixed_s)
         columns |= {"n_ops": np.full(len(members), template.n_ops), "n_ops_simulated": simulated.n_ops}
         columns["n_events"] = simulated.n_events

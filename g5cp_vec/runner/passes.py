@@ -8,6 +8,7 @@ pass is audited. Not modelled: passes of several chunks in flight through pipeli
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +54,11 @@ class Passes(NamedTuple):
     def load(self) -> tuple[Ints, Ints, Ints]:
         """``seq_len``, ``batch``, ``cached_tokens``."""
         return self.seq_len, self.batch, self.cached_tokens
+
+    @property
+    def n_passes(self) -> int:
+        """Passes of all rows."""
+        return len(self.seq_len)
 
     def of_row(self, row: Any) -> range:
         """Return the passes of a row."""
@@ -106,3 +112,15 @@ def split_passes(dep: Deployment, point: Point) -> Passes:
     before = cached + place * chunk
     after = np.where(chunk > 0, np.minimum(before + chunk, seq_len), seq_len)
     return Passes(first, n_each, after, np.minimum(together, batch - lot * together), before, batch)
+
+
+def distinct(columns: Sequence[Ints]) -> tuple[list[Ints], Ints]:
+    """Return the distinct rows of some columns, column by column, and which of them each row is."""
+    code = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        if len(column) and np.any(column != column[0]):
+            values, of_row = np.unique(column, return_inverse=True)
+            # Numbered anew every time, so that codes stay small.
+            _, code = np.unique(code * len(values) + of_row, return_inverse=True)
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    return [column[first] for column in columns], which

@@ -20,7 +20,7 @@ from g5cp_vec.config.expansion import VALID, Expansion
 from g5cp_vec.config.limits import steps_of
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.network import Network, build_network
-from g5cp_vec.mapping.spans import structure_reach
+from g5cp_vec.mapping.spans import structure_reach, varies_with_load
 from g5cp_vec.mapping.structure import structure_key
 from g5cp_vec.runner.passes import Point, count_passes
 
@@ -118,9 +118,9 @@ def _by_reach(
     dep: Deployment, expansion: Expansion, rows: NDArray[np.int64]
 ) -> list[tuple[tuple[int, ...], NDArray[np.int64]]]:
     """Group the rows of a deployment by what of their load decides the structure."""
-    reach = row_reach(dep, expansion, rows)
-    if reach.shape[1] == 0:
+    if not varies_with_load(dep):
         return [((), rows)]
+    reach = row_reach(dep, expansion, rows)
     distinct, which = np.unique(reach, axis=0, return_inverse=True)
     which = which.ravel()
     return [(tuple(numbers.tolist()), rows[which == i]) for i, numbers in enumerate(distinct)]

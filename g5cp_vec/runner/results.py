@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -20,16 +20,16 @@ from g5cp_vec.errors import SimulationError
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.memory import MemoryModel
 from g5cp_vec.mapping.network import Network
-from g5cp_vec.runner.passes import Passes, Point
+from g5cp_vec.runner.passes import Passes, Point, distinct
 from g5cp_vec.runner.schema import SCHEMA
 from g5cp_vec.runner.template import TRAFFIC, Template, busiest_link, most_sent
 
 Columns = dict[str, Any]
 
 
-def point_ids(digest: int, loads: tuple[NDArray[np.int64], ...]) -> list[str]:
-    """Return a stable 16-digit id per point: the deployment's hash mixed with each load key (splitmix64)."""
-    state = np.full(len(loads[0]), digest, np.uint64)
+def point_ids(digest: NDArray[np.uint64], loads: tuple[NDArray[np.int64], ...]) -> list[str]:
+    """Return a stable 16-digit id per point: its deployment's hash mixed with each load key (splitmix64)."""
+    state = digest
     for values in loads:
         state = _splitmix(state ^ _splitmix(values.astype(np.uint64)))
     text = state.astype(">u8").tobytes().hex()
@@ -38,10 +38,9 @@ def point_ids(digest: int, loads: tuple[NDArray[np.int64], ...]) -> list[str]:
 
 def _splitmix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """One round of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), a bijection of 64-bit words; wraps on purpose."""
-    with np.errstate(over="ignore"):
-        x = x + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
@@ -58,19 +57,22 @@ def over_passes(columns: Columns, passes: Passes) -> Columns:
 
 
 def memory_columns(dep: Deployment, point: Point, passes: Passes) -> Columns:
-    """Memory of every point in the pass that needs most, whether it fits, and the longest context that would."""
+    """Context and memory of every point in the pass that needs most, whether it fits, and the longest that would."""
     model = MemoryModel(dep)
     memory = model.at(*passes.load, passes.held)
     fullest = passes.largest(memory.peak_bytes)
-    of_load, which = np.unique(np.stack(point[1:], axis=1), axis=0, return_inverse=True)
-    longest = np.array([model.max_seq_len(*map(int, load)) for load in of_load], np.int64)[which.ravel()]
-    of_pass = np.stack([passes.seq_len, passes.cached_tokens, passes.batch])
-    if dep.step_tokens is None or dep.phase == "decode":  # all that are held are computed together
-        of_pass = of_pass[:2]
-    sizes, of_size = np.unique(of_pass, axis=1, return_inverse=True)
-    n_sequences = model.max_sequences(*sizes)[of_size.ravel()]
+    of_load, which = distinct(point[1:])
+    longest = model.max_seq_len(*of_load)[which]
+    # All that are held are computed together, but where an engine's step says otherwise.
+    in_steps = dep.step_tokens is not None and dep.phase == "prefill"
+    sizes, of_size = distinct((passes.seq_len, passes.cached_tokens, *([passes.batch] if in_steps else [])))
+    n_sequences = model.max_sequences(*sizes)[of_size]
     fits = memory.peak_bytes[fullest] <= model.usable_bytes
+    load = build_load(dep, *passes.load)
+    context = load.context if dep.phase == "prefill" else load.cached
     return {
+        **({"n_passes": passes.n_each} if dep.phase == "prefill" else {}),
+        "padded_seq_len": passes.max(context + 0 * passes.batch),
         "kv_bytes": memory.kv_bytes[fullest],
         "weight_bytes": memory.weight_bytes[fullest],
         "activation_bytes": memory.activation_bytes[fullest],
@@ -103,23 +105,32 @@ def calibration_columns(dep: Deployment, passes: Passes, covered: Coverage | Non
     return columns
 
 
-def step_columns(dep: Deployment, point: Point, passes: Passes, step_s: NDArray[np.float64]) -> Columns:
-    """Derive what follows from the time of the step alone."""
-    load, of_passes = build_load(dep, *point[:3]), build_load(dep, *passes.load)
-    context = of_passes.context if dep.phase == "prefill" else of_passes.cached
-    phase_column = "ttft_s" if dep.phase == "prefill" else "tpot_s"
+class Useful(NamedTuple):
+    """What every point is for: FLOPs of the model, the peak rate of the type most of them run in, and new tokens."""
+
+    flops: NDArray[np.float64]
+    peak_flops_per_s: NDArray[np.float64]
+    new_tokens: NDArray[np.int64]
+
+
+def useful_work(dep: Deployment, point: Point) -> Useful:
+    """Return what every point is for."""
+    load = build_load(dep, *point[:3])
     flops = model_flops(dep, load)
-    totals = np.stack([np.broadcast_to(np.asarray(f, float), step_s.shape) for f in flops.values()])
-    # The dominant type is the one most FLOPs run in.
+    totals = np.empty((len(flops), len(point.seq_len)))
+    for row, of_type in enumerate(flops.values()):
+        totals[row] = of_type
     peaks = np.array([dep.chip.peak(dtype) for dtype in flops])[totals.argmax(axis=0)]
-    new_tokens = dep.dp * load.batch * load.new_unpadded
+    return Useful(totals.sum(axis=0), peaks, dep.dp * load.batch * load.new_unpadded)
+
+
+def step_columns(dep: Deployment, useful: Useful, step_s: NDArray[np.float64]) -> Columns:
+    """Derive what follows from the time of the step alone."""
     return {
-        **({"n_passes": passes.n_each} if dep.phase == "prefill" else {}),
-        phase_column: step_s,
+        "ttft_s" if dep.phase == "prefill" else "tpot_s": step_s,
         "step_s": step_s,
-        "padded_seq_len": passes.max(context + 0 * passes.batch),
-        "mfu": totals.sum(axis=0) / (step_s * dep.n_chips * peaks),
-        "tokens_per_s_per_chip": new_tokens / step_s / dep.n_chips,
+        "mfu": useful.flops / (step_s * dep.n_chips * useful.peak_flops_per_s),
+        "tokens_per_s_per_chip": useful.new_tokens / step_s / dep.n_chips,
     }
 
 
@@ -212,7 +223,7 @@ def applies(dep: Deployment, traffic: str) -> bool:
     return dep.tp > 1 if traffic == "tp_bytes" else dep.pp > 1
 
 
-def assemble(pieces: list[tuple[int, Columns]], keys: pl.DataFrame) -> pl.DataFrame:
+def assemble(pieces: list[tuple[int, Columns]], keys: pl.DataFrame, identity: Columns) -> pl.DataFrame:
     """Build one frame from the columns of several slices.
 
     Parameters
@@ -221,11 +232,15 @@ def assemble(pieces: list[tuple[int, Columns]], keys: pl.DataFrame) -> pl.DataFr
         A column that a piece lacks is null there, and so is None; NaN is where a column may be undefined.
     keys : DataFrame
         The key columns of all rows, in the same order.
+    identity : dict
+        Columns that tell the rows, likewise.
     """
     series = []
     for name, dtype in SCHEMA.items():
         if name in keys.columns:
             series.append(keys[name].cast(dtype))
+        elif name in identity:
+            series.append(pl.Series(name, identity[name], dtype))
         elif name == "g5cp_version":
             series.append(pl.Series(name, [__version__], dtype).new_from_index(0, keys.height))
         else:
@@ -247,21 +262,20 @@ def _column(name: str, dtype: type[pl.DataType], pieces: list[tuple[int, Columns
             values += columns.get(name, [None] * n)
         return pl.Series(name, values, dtype)
     filled: NDArray[Any] = np.zeros(n_rows, _NUMPY[dtype])
-    is_null = np.ones(n_rows, np.bool_)
+    is_null = np.zeros(n_rows, np.bool_)
     begin = 0
     for n, columns in pieces:
         part = slice(begin, begin + n)
         begin += n
-        if name not in columns:
-            continue
-        value = columns[name]
-        if isinstance(value, list):  # audited rows hold integers, the others None
+        value = columns.get(name)
+        if value is None:
+            is_null[part] = True
+        elif isinstance(value, list):  # audited rows hold integers, the others None
             known = np.array([v is not None for v in value])
             filled[part][known] = [v for v in value if v is not None]
             is_null[part] = ~known
         else:
             filled[part] = value
-            is_null[part] = False
     if name in _MAY_BE_NAN:
         is_null |= np.isnan(filled)
     elif dtype == pl.Float64 and not np.isfinite(filled).all():

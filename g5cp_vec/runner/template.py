@@ -95,6 +95,7 @@ class Template:
         self.runs: list[Run] = find_runs(structure.chain) if reduced else []
         self._chains: dict[Fold | None, Chain] = {}
         self._occurrences = Counter(structure.chain)
+        self._sent: dict[str, NDArray[np.int64]] = {}
 
     @property
     def n_ops(self) -> int:
@@ -173,19 +174,20 @@ class Template:
         is_ring = np.array([name in RING_STEPS for name in names])
         return {"all": everything, "attention": everything * is_attention, "ring": everything * is_ring}
 
-    @cached_property
-    def sent(self) -> dict[str, NDArray[np.int64]]:
-        """For each column of `TRAFFIC`: distinct rows of messages per bytes id over ranks."""
+    def sent(self, column: str) -> NDArray[np.int64]:
+        """Distinct rows of messages of a column of `TRAFFIC` per bytes id, over ranks."""
+        if column not in self._sent:
+            reasons, end = TRAFFIC[column]
+            is_sent = np.zeros(len(REASON), np.bool_)
+            is_sent[[REASON[reason] for reason in reasons]] = True
 
-        def of(reasons: tuple[str, ...], end: str) -> Any:
             def which(b: Block) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-                chosen = (b.kind == FLOW) & np.isin(b.reason, [REASON[reason] for reason in reasons])
+                chosen = (b.kind == FLOW) & is_sent[b.reason]
                 return (b.src if end == "src" else b.dst)[chosen], b.cost[chosen]
 
-            return which
-
-        n_ids = max(len(self.structure.keys.bytes), 1)
-        return {c: np.unique(self._per_chip(n_ids, of(*spec)), axis=0) for c, spec in TRAFFIC.items()}
+            of_chips = self._per_chip(max(len(self.structure.keys.bytes), 1), which)
+            self._sent[column] = np.unique(of_chips, axis=0)
+        return self._sent[column]
 
     @cached_property
     def loads(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -230,7 +232,7 @@ def most_sent(template: Template, column: str, message_bytes: NDArray[np.int64])
         A key of `TRAFFIC`.
     message_bytes : ndarray of int64, shape (n_points, n_ids)
     """
-    result: NDArray[np.int64] = (message_bytes @ template.sent[column].T).max(axis=1)
+    result: NDArray[np.int64] = (message_bytes @ template.sent(column).T).max(axis=1)
     return result
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import numpy as np
 
@@ -37,7 +38,7 @@ def halo(b: BlockBuilder, ranks: Ids, ready: Ids, keys: CostKeys, kind: int, rea
     for first, members in _grouped(range(cp), stands_for.__getitem__).items():
         own[:, members] = b.compute(ranks[:, members], keys.duration((f"own@{first}", kind)), "attention")
     b.edge(ready, own)
-    sent = _sends(reach, cp, stands_for, uniform=uniform)
+    sent = _sends(reach, cp, uniform=uniform)
     arrived: dict[int, list[Ids]] = defaultdict(list)
     for (src, dst), pairs in sent.items():
         sources, targets = [s for s, _ in pairs], [d for _, d in pairs]
@@ -69,9 +70,8 @@ def _representatives(reach: Reach, cp: int, *, uniform: bool) -> list[int]:
     return [interior[0] if rank in interior else rank for rank in range(cp)]
 
 
-def _sends(
-    reach: Reach, cp: int, stands_for: list[int], *, uniform: bool
-) -> dict[tuple[int, int], list[tuple[int, int]]]:
+@lru_cache(maxsize=8)
+def _sends(reach: Reach, cp: int, *, uniform: bool) -> dict[tuple[int, int], list[tuple[int, int]]]:
     """Return the pairs (source, destination) by the first pair whose message is as long at every load."""
     farthest = max(chunk - first for chunk, first in enumerate(reach))
     alike: dict[object, tuple[int, int]] = {}
