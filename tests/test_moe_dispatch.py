@@ -141,9 +141,11 @@ def test_one_replica_sends_nothing():
     assert up.flops == 2 * ceil(96 * TOP_K, 4) * HIDDEN * 2 * 64
 
 
-def test_memory_of_gathered_tokens():
+@pytest.mark.parametrize("first_dense", [0, 1])
+def test_memory_of_gathered_tokens(first_dense):
     """Hidden states and logits of both replicas, and as many sums: more than anything that attention gathers here."""
-    keys = {"model": small_model(n_layers=1, moe=EXPERTS, attention=GQA), "tp": 2, "pcp": 2, "ep": 4}
+    model = small_model(n_layers=1 + first_dense, moe=EXPERTS, attention=GQA, first_dense=first_dense)
+    keys = {"model": model, "tp": 2, "pcp": 2, "ep": 4}
     for phase, own in (("prefill", 4 * 500), ("decode", 4)):
         gathered, exchanged = (
             MemoryModel(deploy_sharded(**keys, phase=phase, moe_dispatch=name)).at(1000, 4, 0)

@@ -16,14 +16,14 @@ stands for them), scales of a quantised cache.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from g5cp_vec.config.attention import Attention, Linear
+from g5cp_vec.config.attention import Attention
 from g5cp_vec.config.context import ALL_GATHER
 from g5cp_vec.config.context_kinds import shares_indexer_keys
 from g5cp_vec.config.deployment import Deployment
@@ -195,8 +195,8 @@ def _last_fitting(
 class _Stage:
     """What a pipeline stage holds, as far as memory is concerned.
 
-    ``kinds`` that differ in what mixes tokens, with their number of layers, ``width`` elements per token at the widest
-    moment; ``bends`` where a cache stops growing somewhere, or grows by blocks.
+    ``kinds`` that differ in what mixes tokens or in experts, with their number of layers, ``width`` elements per token
+    at the widest moment; ``bends`` where a cache stops growing somewhere, or grows by blocks.
     """
 
     weight_bytes: int
@@ -224,7 +224,7 @@ def _distinct_stages(dep: Deployment) -> list[_Stage]:
         stages.append(
             _Stage(
                 weight_bytes=edges + sum(n * weights[kind] for kind, n in counts.items()),
-                kinds=_by_attention([(kinds[kind], counts[kind]) for kind in sorted(counts)]),
+                kinds=_merged([(kinds[kind], counts[kind]) for kind in sorted(counts)]),
                 width=2 * dep.model.hidden + max(widths[kind] for kind in counts),
                 bends=bends or any(_is_limited(kinds[kind]) for kind in counts),
             )
@@ -232,14 +232,14 @@ def _distinct_stages(dep: Deployment) -> list[_Stage]:
     return list(dict.fromkeys(stages))
 
 
-def _by_attention(layers: list[tuple[LayerKind, int]]) -> tuple[tuple[LayerKind, int], ...]:
-    """Return one layer kind for each way to mix tokens, with the layers of all that do it so."""
-    n_layers: Counter[Attention | Linear | None] = Counter()
-    first: dict[Attention | Linear | None, LayerKind] = {}
+def _merged(layers: list[tuple[LayerKind, int]]) -> tuple[tuple[LayerKind, int], ...]:
+    """Return one layer kind for each way to mix tokens and set of experts, with the layers of all that have both."""
+    n_layers: Counter[Hashable] = Counter()
+    first: dict[Hashable, LayerKind] = {}
     for kind, n in layers:
-        n_layers[kind.attention] += n
-        first.setdefault(kind.attention, kind)
-    return tuple((kind, n_layers[attention]) for attention, kind in first.items())
+        n_layers[kind.attention, kind.moe] += n
+        first.setdefault((kind.attention, kind.moe), kind)
+    return tuple((kind, n_layers[alike]) for alike, kind in first.items())
 
 
 def _is_limited(kind: LayerKind) -> bool:
