@@ -205,8 +205,9 @@ def _segment_rows(dep: Deployment, tokens: Tokens) -> list[int]:
     if dep.cp_semantics == "multiplicative":
         shards, cap = dep.dcp * dep.pcp, 131072
     turn = dep.interleave * shards
-    block = dep.block_size * tokens.batch
-    room = max(min(max(8 * tokens.context, 4 * block), cap), block) // tokens.batch
+    # The workspace is that of the engine as it is configured; the contexts of this pass share it.
+    longest, blocks = dep.max_model_len or tokens.context, dep.block_size * (dep.max_num_seqs or tokens.batch)
+    room = max(min(max(8 * longest, 4 * blocks), cap), blocks) // tokens.batch
     segment = room - room % math.lcm(dep.block_size, turn)
     rows, left = [], up(tokens.cached, turn) * dep.interleave
     for _ in range(up(tokens.cached, segment)):
