@@ -59,7 +59,7 @@ def by_structure(dep: Deployment, network: Network, passes: Passes) -> Iterator[
 
 def run_apart(
     dep: Deployment, network: Network, passes: Passes, audited: NDArray[np.bool_], *, reduced: bool, jobs: int
-) -> tuple[Columns, NDArray[np.float64], CostKeys]:
+) -> tuple[Columns, NDArray[np.float64], list[CostKeys]]:
     """Simulate the passes of some rows of one deployment.
 
     Parameters
@@ -72,15 +72,16 @@ def run_apart(
     columns : dict
         What follows from simulation, of every row.
     step_s : ndarray of float64, shape (n_rows,)
-    keys : CostKeys
-        Every compute op and message that occurs in some pass.
+    keys : list of CostKeys
+        Of every row the compute ops and messages that occur in some pass; rows of the same structures share one object.
     """
     n_passes = len(passes.seq_len)
     audits = np.repeat(audited, passes.n_each)
     of_passes: dict[str, NDArray[np.generic]] = {}
     sent: dict[str, NDArray[np.int64]] = defaultdict(lambda: np.zeros((n_passes, dep.n_chips), np.int64))
     loads, kpis = np.zeros((n_passes, network.n_links)), np.zeros((n_passes, len(KPIS)), object)
-    pass_s, keys = np.zeros(n_passes), CostKeys()
+    pass_s, which = np.zeros(n_passes), np.zeros(n_passes, np.int64)
+    keys: list[CostKeys] = []
     for alike in by_structure(dep, network, passes):
         structure, members = alike.structure, alike.numbers
         template = Template(structure, reduced=reduced)
@@ -100,8 +101,8 @@ def run_apart(
         for i, number in enumerate(members.tolist()):
             if audits[number]:
                 kpis[number] = audit_pass(dep, template, costs, i, passes, number, pass_s[number])
-        keys.durations |= structure.keys.durations
-        keys.bytes |= structure.keys.bytes
+        which[members] = len(keys)
+        keys.append(structure.keys)
     step_s = passes.sum(pass_s)
     columns = results.over_passes(dict(of_passes), passes)
     columns |= {name: passes.sum(sent[name]).max(axis=1) for name in TRAFFIC if results.applies(dep, name)}
@@ -109,7 +110,22 @@ def run_apart(
     for place, name in enumerate(KPIS):
         total = passes.sum(kpis[:, place])
         columns[name] = [min(int(n), 2**63 - 1) if a else None for n, a in zip(total, audited, strict=True)]
-    return columns, step_s, keys
+    return columns, step_s, _keys_of_rows(keys, which, passes)
+
+
+def _keys_of_rows(keys: list[CostKeys], which: NDArray[np.int64], passes: Passes) -> list[CostKeys]:
+    """Join the keys of every row's passes; ``which`` of them each pass has."""
+    joined: dict[tuple[int, ...], CostKeys] = {}
+    of_rows = []
+    for row in range(len(passes.first)):
+        places = tuple(sorted(set(which[passes.of_row(row)].tolist())))
+        if places not in joined:
+            joined[places] = CostKeys()
+            for place in places:
+                joined[places].durations |= keys[place].durations
+                joined[places].bytes |= keys[place].bytes
+        of_rows.append(joined[places])
+    return of_rows
 
 
 def _messages_of_chips(structure: Structure, column: str) -> NDArray[np.int64]:

@@ -13,20 +13,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from g5cp_vec.config.collectives import COLLECTIVES, algorithm_of, written
+from g5cp_vec.config.collectives import COLLECTIVES, GROUPS, algorithm_of, written
 from g5cp_vec.runner.plan import Batch, Slice
 from g5cp_vec.runner.results import Columns
 
 Pieces = list[tuple[int, Columns]]
-# Simulates a batch with algorithms: columns of its slices, and the kinds of groups that have a choice.
-Simulate = Callable[[Batch, str], tuple[Pieces, tuple[str, ...]]]
+# Kinds of groups that have a choice, of every row of every slice.
+Groups = list[list[tuple[str, ...]]]
+# Simulates a batch with algorithms: columns of its slices, and the kinds of groups.
+Simulate = Callable[[Batch, str], tuple[Pieces, Groups]]
 
 
 def run_best(batch: Batch, simulate: Simulate) -> Pieces:
     """Return the columns of every slice of a batch, each row with its algorithms."""
     first, *others = COLLECTIVES
-    pieces, groups = simulate(batch, first)
-    chosen = [_Chosen(columns, first, groups) for _, columns in pieces]
+    pieces, of_rows = simulate(batch, first)
+    groups = tuple(group for group in GROUPS if any(group in row for of_slice in of_rows for row in of_slice))
+    chosen = [_Chosen(columns, first, groups, own) for (_, columns), own in zip(pieces, of_rows, strict=True)]
     for other in others if groups else ():
         again, _ = simulate(batch, other)
         for mine, (_, columns) in zip(chosen, again, strict=True):
@@ -58,8 +61,10 @@ def _not_tried(mine: _Chosen, rows: NDArray[np.int64], word: str) -> NDArray[np.
 class _Chosen:
     """Columns of a slice, row by row those of the fastest algorithms so far, and what these are."""
 
-    def __init__(self, columns: Columns, algorithm: str, groups: tuple[str, ...]) -> None:
-        self.groups = groups
+    def __init__(
+        self, columns: Columns, algorithm: str, groups: tuple[str, ...], of_rows: list[tuple[str, ...]]
+    ) -> None:
+        self.groups, self.of_rows = groups, of_rows
         # Copies: rows are written into them.
         self.columns: dict[str, Any] = {
             name: list(value) if isinstance(value, list) else np.array(value) for name, value in columns.items()
@@ -94,5 +99,7 @@ class _Chosen:
             self.words[rows[i]] = word
 
     def result(self) -> dict[str, Any]:
-        """Return the columns, with the algorithms of every row; None where no group has a choice."""
-        return self.columns | {"chosen_collective": [word or None for word in self.words]}
+        """Return the columns, with the algorithms of every row's own groups; None where none has a choice."""
+        rows = zip(self.words, self.of_rows, strict=True)
+        words = [written({group: algorithm_of(word, group) for group in own}) for word, own in rows]
+        return self.columns | {"chosen_collective": [word or None for word in words]}

@@ -28,7 +28,7 @@ from g5cp_vec.mapping.structure import build_structure
 from g5cp_vec.runner import results
 from g5cp_vec.runner.apart import are_apart, run_apart
 from g5cp_vec.runner.audited import audit_pass
-from g5cp_vec.runner.choice import Pieces, run_best
+from g5cp_vec.runner.choice import Groups, Pieces, run_best
 from g5cp_vec.runner.memo import Memo
 from g5cp_vec.runner.passes import Passes, Point, split_passes
 from g5cp_vec.runner.plan import Batch, Plan, Slice, points, row_reach
@@ -186,17 +186,9 @@ class LocalRunner:
             self._classes[deployment] = tuple(id(v) if isinstance(v, Record) else v for v in fields)
         return self._classes[deployment]
 
-    def _common(
-        self, work: Work, step_s: NDArray[np.float64], covered: Coverage | None, keys: CostKeys | None = None
-    ) -> Columns:
+    def _common(self, work: Work, step_s: NDArray[np.float64]) -> Columns:
         held, useful = self._apart_from_time(work)
-        network = self.plan.networks[work.slice.deployment]
-        unmeasured = [] if keys is None else unmeasured_collectives(work.dep, network, keys.bytes)
-        return {
-            **held,
-            **results.calibration_columns(work.dep, work.passes, covered, unmeasured),
-            **results.step_columns(work.dep, useful, step_s),
-        }
+        return {**held, **results.step_columns(work.dep, useful, step_s)}
 
     def _apart_from_time(self, work: Work) -> tuple[Columns, Useful]:
         """Return columns that no time tells, and what every point is for."""
@@ -207,12 +199,21 @@ class LocalRunner:
             self._held.keep(work.alike, known, len(work.slice.rows))
         return known
 
+    def _measured(self, work: Work, covered: Coverage | None, keys: CostKeys | None = None) -> Columns:
+        network = self.plan.networks[work.slice.deployment]
+        unmeasured = [] if keys is None else unmeasured_collectives(work.dep, network, keys.bytes)
+        return results.calibration_columns(work.dep, work.passes, covered, unmeasured)
+
     def _run_math(self, s: Slice) -> Columns:
         work = self._work(s)
         dep, passes, n_passes = work.dep, work.passes, work.passes.n_passes
         times = math_times(dep, self.plan.networks[s.deployment], work.load, n_passes)
         columns = results.over_passes(results.math_columns(dep, times, n_passes), passes)
-        return {**self._common(work, passes.sum(times.step_s), _coverage(work, None)), **columns}
+        return {
+            **self._common(work, passes.sum(times.step_s)),
+            **self._measured(work, _coverage(work, None)),
+            **columns,
+        }
 
     def template(self, batch: Batch, collective: str | None = None) -> Template:
         """Return the template of a batch; the last one is kept, as a batch may continue in the next part."""
@@ -242,16 +243,17 @@ class LocalRunner:
 
     def _run_simulated(
         self, batch: Batch, collective: str | None, on_progress: Callable[[int], None] = lambda n: None
-    ) -> tuple[Pieces, tuple[str, ...]]:
-        """Return the columns of a batch, and the kinds of groups whose collectives have a choice of algorithms."""
+    ) -> tuple[Pieces, Groups]:
+        """Return the columns of a batch, and of every row the groups whose collectives have a choice of algorithms."""
         dep = self._deployment(batch.slices[0])
         if self._is_apart(batch):
             apart = [self._run_apart(s, collective, on_progress) for s in batch.slices]
-            messages = {key for _, _, keys in apart for key in keys.bytes}
-            return [(n, columns) for n, columns, _ in apart], open_groups(dep, messages)
+            groups = [[open_groups(dep, row.bytes) for row in keys] for _, _, keys in apart]
+            return [(n, columns) for n, columns, _ in apart], groups
         prepared = self._prepare(batch, collective)
         pieces = self._finish(*prepared, self._simulate(batch, *prepared, on_progress))
-        return pieces, open_groups(dep, prepared[0].structure.keys.bytes)
+        of_each = open_groups(dep, prepared[0].structure.keys.bytes)
+        return pieces, [[of_each] * n for n, _ in pieces]
 
     def _prepare(self, batch: Batch, collective: str | None = None) -> Prepared:
         template = self.template(batch, collective)
@@ -282,7 +284,7 @@ class LocalRunner:
 
     def _run_apart(
         self, s: Slice, collective: str | None, on_progress: Callable[[int], None]
-    ) -> tuple[int, Columns, CostKeys]:
+    ) -> tuple[int, Columns, list[CostKeys]]:
         """Simulate rows with passes that differ in structure."""
         work = self._work(s, collective)
         columns, step_s, keys = run_apart(
@@ -290,7 +292,19 @@ class LocalRunner:
             self.plan.audited[s.rows], reduced=self.fidelity == "exact", jobs=self.jobs,
         )  # fmt: skip
         on_progress(len(s.rows))
-        return len(s.rows), {**self._common(work, step_s, _coverage(work, keys), keys), **columns}, keys
+        return len(s.rows), {**self._common(work, step_s), **self._measured_by_row(work, keys), **columns}, keys
+
+    def _measured_by_row(self, work: Work, keys: list[CostKeys]) -> Columns:
+        """Return what of each row is measured, by the ops and messages of its own passes."""
+        columns: dict[str, list[object]] = {}
+        for own in {id(row): row for row in keys}.values():
+            places = [i for i, row in enumerate(keys) if row is own]
+            some = self._work(Slice(work.slice.deployment, work.slice.rows[places]))
+            for name, values in self._measured(some, _coverage(some, own), own).items():
+                whole = columns.setdefault(name, [None] * len(keys))
+                for place, value in zip(places, np.asarray(values, object).tolist(), strict=True):
+                    whole[place] = value
+        return dict(columns)
 
     def _simulated(self, template: Template, priced: Priced, simulated: Simulated) -> Columns:
         """Return the columns of a slice from the costs and the measures of its passes."""
@@ -306,7 +320,8 @@ class LocalRunner:
         step_s = passes.sum(pass_s)
         sent = passes.sum(costs.bytes)
         return {
-            **self._common(work, step_s, priced.covered, template.structure.keys),
+            **self._common(work, step_s),
+            **self._measured(work, priced.covered, template.structure.keys),
             **results.over_passes(of_passes, passes),
             **results.traffic_columns(dep, template, sent, costs.capacity[passes.first], step_s),
             **self._audit(template, work, costs, pass_s),
