@@ -121,9 +121,11 @@ def test_who_waits_for_whom(collective):
         before, after = ancestors(waits, experts), ancestors(waits, shared)
         incoming = [op for op in flows if ops.op_dst[op] == chip]
         assert {int(ops.op_src[op]) for op in incoming} <= place
-        # Two gathers arrive before the experts, one scatter after; shared experts wait for neither.
+        # Two gathers arrive before the experts, one scatter of their outputs after; shared experts wait for neither.
         assert len([op for op in incoming if op in before]) == 2 * n_hops
-        assert len([op for op in incoming if experts in ancestors(waits, op) or op not in before]) == n_hops
+        sums = [op for op in incoming if op not in before]
+        assert len(sums) == n_hops
+        assert all(computes[int(ops.op_src[op])][2] in ancestors(waits, op) for op in sums)
         assert not after & set(flows)
         routers = {computes[other][0] for other in place}
         assert routers <= before

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from g5cp_vec.config.attention import Indexer
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import DTYPE_BITS
 from g5cp_vec.config.topology import Hgx
@@ -91,6 +92,12 @@ def size_bytes(elements: int, dtype: str) -> int:
     return up(elements * DTYPE_BITS[dtype], 8)
 
 
+def key_bytes(indexer: Indexer) -> int:
+    """Return the bytes of an indexer's key of one token; of a narrow one with an fp32 scale for 128 elements."""
+    scale = 4 * up(indexer.head_dim, 128) if indexer.dtype in ("fp8", "int8") else 0
+    return size_bytes(indexer.head_dim, indexer.dtype) + scale
+
+
 def hidden_bytes(dep: Deployment, tokens: int) -> int:
     """Return the bytes of so many hidden states."""
     return size_bytes(tokens * dep.model.hidden, dep.activation_dtype)
@@ -158,3 +165,28 @@ def _chips_per_node(dep: Deployment, groups: Ints) -> int | None:
             if distinct and (nodes == np.repeat(first, per_node, axis=1)).all():
                 return per_node
     return None
+
+
+class Collectives:
+    """Traffic of collectives over groups of chips, shape (n_groups, size)."""
+
+    def __init__(self, dep: Deployment) -> None:
+        self.dep = dep
+        self.traffic: list[Traffic] = []
+
+    def gather(self, kind: str, groups: Ints, contributed: int) -> None:
+        """All-gather over groups of a kind what every member contributes."""
+        kind = "cp" if self.dep.cp > 1 else kind
+        self.traffic.append(gathered(self.dep, kind, groups, contributed))
+
+    def scatter(self, groups: Ints, chunk: int) -> None:
+        """Reduce-scatter over dcp groups, a chunk for every member."""
+        self.gather("dcp", groups, chunk)
+
+    def reduce(self, groups: Ints, chunk: int) -> None:
+        """All-reduce over dcp groups, every member owning a chunk."""
+        self.traffic.append(halves(self.dep, "dcp", groups, chunk))
+
+    def exchange(self, groups: Ints, for_each: int) -> None:
+        """All-to-all, so much from each to each."""
+        self.traffic.append(everyone(groups, for_each))

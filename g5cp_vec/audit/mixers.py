@@ -7,7 +7,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from g5cp_vec.audit.messages import Ints, Tokens, Traffic, around, between, everyone, gathered, owners, size_bytes, up
+from g5cp_vec.audit.messages import (
+    Ints,
+    Tokens,
+    Traffic,
+    around,
+    between,
+    everyone,
+    gathered,
+    key_bytes,
+    owners,
+    size_bytes,
+    up,
+)
 from g5cp_vec.audit.sharded import attention_flops, handed_over_traffic, is_sharded
 from g5cp_vec.audit.sharded_sparse import attended_pairs_twice, scored_pairs_twice
 from g5cp_vec.config.attention import Attention, Indexer, Linear
@@ -222,8 +234,7 @@ def _attention_traffic(dep: Deployment, tokens: Tokens, a: Attention, chips: Int
     block_bytes = size_bytes(block * per_token, dep.kv_dtype)
     if a.indexer is not None:
         if choice is not None:
-            scale = 4 * up(choice.head_dim, 128) if choice.dtype in ("fp8", "int8") else 0
-            block_bytes += block * (size_bytes(choice.head_dim, choice.dtype) + scale)
+            block_bytes += block * key_bytes(choice)
         return [gathered(dep, "cp", groups, block_bytes)]
     if a.window is None and a.chunk is None:
         return [around(groups, (size - 1) * block_bytes)]

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from g5cp_vec.audit.messages import Ints, Tokens, Traffic, everyone, gathered, halves, is_hybrid, size_bytes, up
+from g5cp_vec.audit.messages import Collectives, Ints, Tokens, Traffic, is_hybrid, size_bytes, up
 from g5cp_vec.audit.sharded_sparse import sparse_decode, sparse_prefill
 from g5cp_vec.config.attention import Attention, Linear
 from g5cp_vec.config.deployment import Deployment
@@ -56,31 +56,6 @@ def _widths(dep: Deployment, a: Attention) -> tuple[int, int]:
     if dep.phase == "decode":
         return a.kv_lora_rank + a.qk_rope_head_dim, a.kv_lora_rank
     return a.qk_nope_head_dim + a.qk_rope_head_dim, a.v_head_dim
-
-
-class Collectives:
-    """Traffic of collectives over groups of chips, shape (n_groups, size)."""
-
-    def __init__(self, dep: Deployment) -> None:
-        self.dep = dep
-        self.traffic: list[Traffic] = []
-
-    def gather(self, kind: str, groups: Ints, contributed: int) -> None:
-        """All-gather over groups of a kind what every member contributes."""
-        kind = "cp" if self.dep.cp > 1 else kind
-        self.traffic.append(gathered(self.dep, kind, groups, contributed))
-
-    def scatter(self, groups: Ints, chunk: int) -> None:
-        """Reduce-scatter over dcp groups, a chunk for every member."""
-        self.gather("dcp", groups, chunk)
-
-    def reduce(self, groups: Ints, chunk: int) -> None:
-        """All-reduce over dcp groups, every member owning a chunk."""
-        self.traffic.append(halves(self.dep, "dcp", groups, chunk))
-
-    def exchange(self, groups: Ints, for_each: int) -> None:
-        """All-to-all, so much from each to each."""
-        self.traffic.append(everyone(groups, for_each))
 
 
 def _groups(chips: Ints, which: str, size: int) -> Ints:

@@ -5,16 +5,11 @@ Told apart by semantics and degrees alone; written from what vLLM and vllm-ascen
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from g5cp_vec.audit.messages import Ints, Tokens, size_bytes, up
-from g5cp_vec.config.attention import Attention, Indexer
+from g5cp_vec.audit.messages import Collectives, Ints, Tokens, key_bytes, size_bytes, up
+from g5cp_vec.config.attention import Attention
 from g5cp_vec.config.deployment import Deployment
-
-if TYPE_CHECKING:
-    from g5cp_vec.audit.sharded import Collectives
 
 FP32 = INT32 = 4
 
@@ -64,11 +59,6 @@ def scored_pairs_twice(dep: Deployment, tokens: Tokens) -> int:
     return dep.tp // dep.dcp * sum(up(held * twice, tokens.context) for held in _held(dep, tokens.context))
 
 
-def _key_bytes(indexer: Indexer) -> int:
-    scale = FP32 * up(indexer.head_dim, 128) if indexer.dtype in ("fp8", "int8") else 0
-    return size_bytes(indexer.head_dim, indexer.dtype) + scale
-
-
 def _new_keys(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives, pcp: Ints, *, together: bool) -> None:
     """Gather what all ranks keep of new tokens."""
     latent, rotary = a.kv_lora_rank, a.qk_rope_head_dim
@@ -86,8 +76,8 @@ def _blocks(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives, dcp: 
     parts = [size_bytes(n * width, dep.kv_dtype) for width in (a.kv_lora_rank, a.qk_rope_head_dim)]
     whole = [size_bytes(dep.dcp * n * width, dep.kv_dtype) for width in (a.kv_lora_rank, a.qk_rope_head_dim)]
     if not a.indexer.shared:
-        parts.append(n * _key_bytes(a.indexer))
-        whole.append(dep.dcp * n * _key_bytes(a.indexer))
+        parts.append(n * key_bytes(a.indexer))
+        whole.append(dep.dcp * n * key_bytes(a.indexer))
     for part, group in zip(parts, whole, strict=True):
         c.gather("dcp", dcp, part)
         c.gather("pcp", pcp, group)
@@ -141,4 +131,4 @@ def sparse_prefill(dep: Deployment, tokens: Tokens, a: Attention, c: Collectives
             rows = tokens.batch * _longest(dep, tokens)
             c.gather("dcp", dcp, size_bytes(rows * width, dep.activation_dtype))
             if not a.indexer.shared:
-                c.gather("dcp", dcp, rows * _key_bytes(a.indexer))
+                c.gather("dcp", dcp, rows * key_bytes(a.indexer))

@@ -15,7 +15,8 @@ from g5cp_vec.config.model import Model
 
 # A layout of more chips is shown when asked for.
 _MOST_CHIPS = 64
-_MOST_ROWS, _CELL = 1024, 8
+# A table of more lines, cells being broken into so many characters at the least, is too much to be laid out.
+_MOST_LINES, _NARROWEST = 1024, 8
 
 
 def print_layouts(grid: Grid, *, every: bool) -> None:
@@ -40,7 +41,7 @@ def print_layouts(grid: Grid, *, every: bool) -> None:
 
 def _print_rows(headers: list[str], rows: Sequence[Sequence[str]], *, n_left: int = 1) -> None:
     """Print a table, and plain lines with tabs of what is too much to be laid out."""
-    if max(len(rows), *(len(cell) // _CELL for row in rows for cell in row)) <= _MOST_ROWS:
+    if max(len(rows), *(len(cell) // _NARROWEST for row in rows for cell in row)) <= _MOST_LINES:
         print_table(headers, rows, n_left=n_left)
     else:
         click.echo("\n".join("\t".join(row) for row in (headers, *rows)))

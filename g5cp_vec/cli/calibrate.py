@@ -11,13 +11,13 @@ import click
 
 from g5cp_vec.cli._words import UserPath, doing, say
 
-# Of one kind of kernel; a thousand take minutes.
-MOST_FITTED_ROWS = 3000
-
 if TYPE_CHECKING:
     from g5cp_vec.calibration.evaluate import Evaluation
     from g5cp_vec.calibration.tables import Row
     from g5cp_vec.config.chip import Chip
+
+# Of one kind of kernel; a thousand take minutes.
+MOST_FITTED_ROWS = 3000
 
 
 @click.command(

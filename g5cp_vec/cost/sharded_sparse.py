@@ -26,7 +26,7 @@ and merged, partial outputs rescaled.
 from __future__ import annotations
 
 from g5cp_vec.config.attention import Attention
-from g5cp_vec.config.context_kinds import BLOCKS, MERGED, REPLICATED, SHARDS, WHOLE, sparse_way
+from g5cp_vec.config.context_kinds import BLOCKS, MERGED, REPLICATED, SHARDS, WHOLE
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.layers import LayerKind
@@ -41,23 +41,16 @@ from g5cp_vec.mapping.sharding import (
     gathered_blocks,
     longest_shard,
     part_on_shard,
+    sparse_way_of,
     whole_context,
 )
 from g5cp_vec.mapping.spans import doubled_pairs, visible_tokens
-
-# Of one candidate: its score, and its position.
-CANDIDATE_BYTES = SCORE_BYTES + CHOICE_BYTES
+from g5cp_vec.mapping.sparse_memory import CANDIDATE_BYTES
 
 SPARSE_MESSAGES = (
     "pcp_index", "dcp_blocks", "dcp_latent_blocks", "pcp_latent_blocks", "dcp_rope_blocks", "pcp_rope_blocks",
     "dcp_index_blocks", "pcp_index_blocks", "dcp_index_shard", "dcp_shard", "dcp_choice",
 )  # fmt: skip
-
-
-def way_of(dep: Deployment) -> str:
-    """Return which way the sparse attention of a deployment goes."""
-    assert dep.cp_semantics is not None
-    return sparse_way(dep.cp_semantics, dep.pcp, dep.dcp, dep.phase)
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
@@ -96,7 +89,7 @@ def _rows(dep: Deployment, load: Load) -> Count:
 
 def sparse_parts(dep: Deployment, load: Load, kind: LayerKind, a: Attention, parts: OpParts) -> OpParts:
     """Return the parts of the ops of a layer, given those of its projections."""
-    way = way_of(dep)
+    way = sparse_way_of(dep)
     if way == MERGED:
         return parts | _merged(dep, load, kind, a)
     if dep.phase == "prefill":

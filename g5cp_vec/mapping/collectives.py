@@ -15,6 +15,8 @@ place, all-gather inside; fewer steps, for small messages.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from g5cp_vec.mapping.graph import BlockBuilder, Handles, Ids
@@ -38,6 +40,11 @@ def node_members(nodes: Ids) -> int | None:
     together = bool((by_node == by_node[:, :, :1]).all())
     apart = bool((np.diff(np.sort(by_node[:, :, 0], axis=1), axis=1) > 0).all())
     return members if together and apart else None
+
+
+def distinct(waits: Sequence[Ids]) -> list[Ids]:
+    """Drop arrays named twice, so that no edge is repeated."""
+    return list({np.asarray(ids, np.int64).tobytes(): ids for ids in waits}.values())
 
 
 def _edges(b: BlockBuilder, preds: list[Handles], succs: Ids) -> None:

@@ -12,7 +12,7 @@ Shared experts need no gathered token, so they run while it is under way.
 from __future__ import annotations
 
 from g5cp_vec.config.collectives import algorithm_of
-from g5cp_vec.mapping.collectives import all_gather, reduce_scatter
+from g5cp_vec.mapping.collectives import all_gather, distinct, reduce_scatter
 from g5cp_vec.mapping.graph import BlockBuilder, CostKeys, Ids
 from g5cp_vec.mapping.ranks import from_groups, groups_along
 
@@ -52,14 +52,9 @@ def gathered_experts(
     # One communicator: logits follow.
     waits = hidden if algorithm == "direct" else [*hidden, ready]
     arrived = all_gather(b, chips, waits, keys.message(("moe_logits", kind)), "ep", algorithm, n_steps)
-    received = [per_rank(ids) for ids in _distinct([*hidden, *arrived])]
+    received = [per_rank(ids) for ids in distinct([*hidden, *arrived])]
     if has_shared:
         received.append(compute("shared", [router]))
     experts = compute("experts", received)
     sums = reduce_scatter(b, chips, [of_groups(experts)], keys.message("moe_sums"), "ep", algorithm, 2 * n_steps)
     return [experts, *(per_rank(ids) for ids in sums)]
-
-
-def _distinct(ids: list[Ids]) -> list[Ids]:
-    """Drop arrays named twice, so that no edge is repeated."""
-    return list({int(array.flat[0]): array for array in ids}.values())

@@ -12,6 +12,7 @@ from g5cp_vec.mapping.collectives import (
     all_gather,
     all_reduce,
     direct_exchange,
+    distinct,
     hierarchical_all_reduce,
     node_members,
     rail_all_reduce,
@@ -60,9 +61,9 @@ class LayerShape:
 
     Attributes
     ----------
-    mixer : {"form", "sharded", "halo", "gathered", "states", "handed_over", "owner", "replicated", "none"}
+    mixer : {"form", "sharded", "halo", "gathered", "states", "handed_over", "apart", "none"}
         How attention is distributed: as the plan says, with a sharded cache, by halos, by gathering keys or states, by
-        handing states over, not at all (one rank does it, or every one), or there is none.
+        handing states over, not at all (each rank does that of the tokens it holds), or there is none.
     ffn : {"dense", "moe", "none"}
     has_shared : bool
         Whether some experts see every token.
@@ -137,11 +138,9 @@ def _add_compute(b: BlockBuilder, ranks: Ids, after: list[Ids], duration: int, r
 def _add_attention(
     b: BlockBuilder, ranks: Ids, plan: LayerPlan, keys: CostKeys, kind: int, shape: LayerShape, qkv: Ids
 ) -> Ids:
-    if ranks.shape[1] == 1 or shape.mixer == "owner":
+    if ranks.shape[1] == 1 or shape.mixer == "apart":
         owners = ranks[:, :1] if plan.has_owner else ranks
         return _add_compute(b, owners, [qkv], keys.duration(("attention", kind)), "attention")
-    if shape.mixer == "replicated":
-        return _add_compute(b, ranks, [qkv], keys.duration(("attention", kind)), "attention")
     algorithm = algorithm_of(plan.collective, "cp")
     if shape.mixer == "halo":
         return halo(b, ranks, qkv, keys, kind, shape.reach, uniform=shape.uniform)
@@ -211,7 +210,7 @@ def _add_moe(
         gathered = all_gather(
             b, moe_tp_chips, [moe_tp_form(router)], keys.message("ep_gather"), "ep", algorithm, 0, moe_tp_digits
         )
-        tokens = _distinct(tokens + [_from_expert_groups(ids, ranks.shape, ep, striding=False) for ids in gathered])
+        tokens = distinct(tokens + [_from_expert_groups(ids, ranks.shape, ep, striding=False) for ids in gathered])
     received = tokens
     if ep > 1:
         waits = [ep_form(ids) for ids in tokens]
@@ -219,7 +218,7 @@ def _add_moe(
         received = tokens + [_from_expert_groups(ids, ranks.shape, ep, striding=True) for ids in arrived]
     if has_shared:
         received = [*received, _add_compute(b, ranks, [router], keys.duration(("shared", kind)), "moe")]
-    experts = _add_compute(b, ranks, _distinct(received), keys.duration(("experts", kind)), "moe")
+    experts = _add_compute(b, ranks, distinct(received), keys.duration(("experts", kind)), "moe")
     done = [experts]
     if ep > 1:
         returned = direct_exchange(
@@ -231,14 +230,6 @@ def _add_moe(
         scattered = reduce_scatter(b, moe_tp_chips, waits, keys.message("ep_gather"), "ep", algorithm, 1, moe_tp_digits)
         done += [_from_expert_groups(ids, ranks.shape, ep, striding=False) for ids in scattered]
     return done
-
-
-def _distinct(ids: list[Ids]) -> list[Ids]:
-    """Drop arrays named twice, so that no edge is repeated."""
-    seen: dict[int, Ids] = {}
-    for array in ids:
-        seen.setdefault(int(array.flat[0]), array)
-    return list(seen.values())
 
 
 def _from_expert_groups(groups: Ids, shape: tuple[int, ...], ep: int, *, striding: bool) -> Ids:

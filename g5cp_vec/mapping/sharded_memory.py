@@ -22,9 +22,8 @@ from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.mapping.load import Count, Load, ceil_div, is_contiguous, most, prefilled_rows
 from g5cp_vec.mapping.sharding import context_tokens, is_padded, segments, workspace_tokens
-from g5cp_vec.mapping.sparse_memory import sends_decoded_queries, sparse_buffer_bytes
+from g5cp_vec.mapping.sparse_memory import FP32_BYTES, sends_decoded_queries, sparse_buffer_bytes
 
-FP32_BYTES = 4
 # Tokens that the delta rule takes at once.
 DELTA_CHUNK = 64
 

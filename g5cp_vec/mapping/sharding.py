@@ -32,7 +32,7 @@ from g5cp_vec.config.context import (
     gathers_segments,
 )
 from g5cp_vec.config.context import segment_step_tokens as step_tokens
-from g5cp_vec.config.context_kinds import has_sparse
+from g5cp_vec.config.context_kinds import has_sparse, sparse_way
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.mapping.kv_layout import blocks_per_shard, shard_tokens
 from g5cp_vec.mapping.load import Count, Load, ceil_div, chunk_bounds, least, most, own_chunks, wide
@@ -119,6 +119,12 @@ class Segments(NamedTuple):
     shard_rows: Count
     last_tokens: Count
     last_shard_rows: Count
+
+
+def sparse_way_of(dep: Deployment) -> str:
+    """Return which way the sparse attention of a deployment with pcp or dcp goes."""
+    assert dep.cp_semantics is not None
+    return sparse_way(dep.cp_semantics, dep.pcp, dep.dcp, dep.phase)
 
 
 def workspace_tokens(dep: Deployment, seq_len: Count, batch: Count) -> Count:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from functools import reduce
 
 from g5cp_vec.config.attention import Attention
-from g5cp_vec.config.context_kinds import BLOCKS, MERGED, REPLICATED, SHARDS, WHOLE, sparse_way
+from g5cp_vec.config.context_kinds import BLOCKS, MERGED, REPLICATED, SHARDS, WHOLE
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.config.dtypes import n_bytes
 from g5cp_vec.mapping.load import Count, Load, most, prefilled_rows
-from g5cp_vec.mapping.sharding import gathered_blocks, longest_shard
+from g5cp_vec.mapping.sharding import gathered_blocks, longest_shard, sparse_way_of
 
 FP32_BYTES = 4
 # Of a candidate: a score and a position.
@@ -24,9 +24,8 @@ CANDIDATE_BYTES = 8
 
 def sparse_buffer_bytes(dep: Deployment, a: Attention, load: Load) -> Count:
     """Return the bytes of a layer's buffers at its worst moment; of a decode step only what choosing needs."""
-    assert dep.cp_semantics is not None
     assert dep.block_size is not None
-    way = sparse_way(dep.cp_semantics, dep.pcp, dep.dcp, dep.phase)
+    way = sparse_way_of(dep)
     nothing = 0 * load.batch
     if way == REPLICATED:
         if dep.phase == "decode":
@@ -50,8 +49,7 @@ def sparse_buffer_bytes(dep: Deployment, a: Attention, load: Load) -> Count:
 
 def sends_decoded_queries(dep: Deployment) -> bool:
     """Whether a decode step exchanges queries and answers as full attention does."""
-    assert dep.cp_semantics is not None
-    return dep.phase == "decode" and sparse_way(dep.cp_semantics, dep.pcp, dep.dcp, "decode") in (REPLICATED, MERGED)
+    return dep.phase == "decode" and sparse_way_of(dep) in (REPLICATED, MERGED)
 
 
 def _new_keys(dep: Deployment, a: Attention, load: Load, copies: int) -> list[Count]:

@@ -146,10 +146,8 @@ def _layer_shapes(dep: Deployment, reach: Sequence[int]) -> tuple[LayerShape, ..
             mixer, n_numbers = "halo", 2 * dep.cp
         elif is_gathered(dep, kind):
             mixer, n_numbers = "gathered", 1
-        elif kind.linear is not None and dep.cp > 1:
-            mixer = "states" if dep.phase == "prefill" else "owner"
-        elif kind.linear is not None and dep.pcp > 1:
-            mixer = "handed_over" if dep.phase == "prefill" else "replicated"
+        elif kind.linear is not None and dep.sequence_ranks > 1:
+            mixer = "apart" if dep.phase == "decode" else "states" if dep.cp > 1 else "handed_over"
         if mixer in ("halo", "gathered"):
             numbers = reach[at : at + n_numbers]
         shapes.append(

@@ -20,7 +20,7 @@ _EMBEDDINGS = ("model.embed_tokens", "language_model.model.embed_tokens", "model
 
 Matcher = Callable[[str], bool]
 # Modules of attention that may be stored otherwise than the rest of it, by the class they are of.
-_PARTS = {
+ATTENTION_PARTS = {
     "o_proj": re.compile(r"\.(o_proj|out_proj)$"),
     "kv_b_proj": re.compile(r"\.kv_b_proj$"),
     "indexer": re.compile(r"\.indexer\."),
@@ -56,7 +56,7 @@ class Names:
             modules = self.linear
         parts: dict[str, tuple[str, ...]] = {}
         for module in modules:
-            part = next((part for part, is_of in _PARTS.items() if is_of.search(module)), "attention")
+            part = next((part for part, is_of in ATTENTION_PARTS.items() if is_of.search(module)), "attention")
             parts[part] = (*parts.get(part, ()), module)
         yield from parts.items()
         if layer.get("ffn") == "dense":

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from g5cp_vec.config.huggingface.modules import (
+    ATTENTION_PARTS,
     Matcher,
     Names,
     boundaries,
@@ -29,8 +30,6 @@ _CLASSES = {
     "attention": "matrices of attention", "o_proj": "output projections", "kv_b_proj": "projections of latents",
     "indexer": "matrices of an indexer", "ffn": "matrices of a network", "experts": "matrices of experts",
 }  # fmt: skip
-# Parts of attention that may have a type of their own.
-_PARTS = ("o_proj", "kv_b_proj", "indexer")
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Quantisation:
         stored = []
         for i, layer in enumerate(layers):
             stored.append({w: self._class_dtype(names, i, w, modules, base) for w, modules in names.of_layer(layer)})
-        for part in _PARTS:
+        for part in ATTENTION_PARTS:
             if all(types.get(part) == types.get("attention") for types in stored if part in types):
                 for types in stored:
                     types.pop(part, None)
@@ -118,7 +117,7 @@ class Quantisation:
 
     def _dtype(self, weights: str, names: Sequence[str], base: str) -> str:
         for rule in self.rules:
-            of_class = "attention" if weights in _PARTS else weights
+            of_class = "attention" if weights in ATTENTION_PARTS else weights
             if (rule.head if weights == "head" else of_class in rule.classes) and rule.applies(names):
                 return rule.dtype
         return base

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from g5cp_vec.config.collectives import algorithm_of
 from g5cp_vec.mapping.all_to_all import all_to_all
-from g5cp_vec.mapping.collectives import all_gather, all_reduce, reduce_scatter
+from g5cp_vec.mapping.collectives import all_gather, all_reduce, distinct, reduce_scatter
 from g5cp_vec.mapping.graph import BlockBuilder, CostKeys, Ids
 from g5cp_vec.mapping.sharding import Groups, Reach, shard_numbers
 
@@ -99,7 +98,7 @@ class Sharded:
 
     def wait(self, op: Ids, *waits: Ids) -> None:
         """Let an op wait for others, each named once."""
-        for ids in _distinct(waits):
+        for ids in distinct(waits):
             self.b.edge(ids, op)
 
     def shard_classes(self) -> NDArray[np.int64]:
@@ -135,13 +134,8 @@ class Sharded:
         chips = np.ascontiguousarray(groups.split(self.ranks))
         if chips.shape[1] == 1:
             return []
-        waits = [groups.split(ids) for ids in _distinct(after)]
+        waits = [groups.split(ids) for ids in distinct(after)]
         message = self.keys.message((name, self.kind))
         algorithm = algorithm_of(self.plan.collective, "cp" if reason == "cp_gather" else reason)
         done = collective(self.b, chips, waits, message, reason, algorithm)
         return [groups.join(ids, self.ranks.shape) for ids in done]
-
-
-def _distinct(waits: Sequence[Ids]) -> list[Ids]:
-    """Drop what is named twice, so that no edge is repeated."""
-    return list({np.asarray(ids, np.int64).tobytes(): ids for ids in waits}.values())
