@@ -141,7 +141,9 @@ def test_a_step_is_counted_before_pcp_ranks_split_it():
 def test_decode_steps_have_a_token_of_each():
     found = expand(phase="decode", batch=[256, 257], max_num_batched_tokens=256)
     assert found.reason_code.tolist() == [-1, 0]
-    assert found.reasons == ["max_num_batched_tokens = 256 has no token of a step for each of batch = 257"]
+    assert found.reasons == [
+        "max_num_batched_tokens = 256 has no token of a step for each of batch = 257: raise the limit, or leave it out"
+    ]
     assert point(phase="decode", max_num_batched_tokens=256).n_passes is None
 
 
@@ -161,7 +163,7 @@ REFUSED = {
         {"chunk_tokens": 4096, "max_num_batched_tokens": 2048},
         "chunk_tokens = 4096 exceeds max_num_batched_tokens = 2048: use no more than that, or leave it out",
     ),
-    "sequences": ({"batch": 5, "max_num_seqs": 4}, "batch = 5 exceeds max_num_seqs = 4"),
+    "sequences": ({"batch": 5, "max_num_seqs": 4}, "batch = 5 exceeds max_num_seqs = 4: raise the limit, or"),
     "length": ({"max_model_len": 8191}, "seq_len = 8192 exceeds max_model_len = 8191"),
     "length, decode": ({"max_model_len": 8191, "phase": "decode"}, "seq_len = 8192 exceeds max_model_len = 8191"),
     "passes": ({"max_num_batched_tokens": 1, "seq_len": "8K"}, "into more than 4096 passes"),

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
+_INSTEAD = "raise the limit, or leave it out"
+
 
 def step_tokens(max_num_batched_tokens: int, ranks: int, *, splits_tokens: bool) -> int:
     """Return the new tokens that a step of a replica may have; ``splits_tokens`` over all of its tp * pcp ranks."""
@@ -62,14 +64,18 @@ def over_limits(
     """
     steps, seqs, longest = dep.step_tokens, dep.max_num_seqs, dep.max_model_len
     if longest is not None:
-        yield from _each(seq_len > longest, lambda at: f"seq_len = {seq_len[at]} exceeds max_model_len = {longest}")
+        limit = f"max_model_len = {longest}: {_INSTEAD}"
+        yield from _each(seq_len > longest, lambda at: f"seq_len = {seq_len[at]} exceeds {limit}")
     if seqs is not None:
-        yield from _each(batch > seqs, lambda at: f"batch = {batch[at]} exceeds max_num_seqs = {seqs}")
+        limit = f"max_num_seqs = {seqs}: {_INSTEAD}"
+        yield from _each(batch > seqs, lambda at: f"batch = {batch[at]} exceeds {limit}")
     if steps is None:
         return
     limit = f"max_num_batched_tokens = {dep.max_num_batched_tokens}"
     if dep.phase == "decode":
-        yield from _each(batch > steps, lambda at: f"{limit} has no token of a step for each of batch = {batch[at]}")
+        yield from _each(
+            batch > steps, lambda at: f"{limit} has no token of a step for each of batch = {batch[at]}: {_INSTEAD}"
+        )
         return
     each = np.minimum(chunk_tokens, seq_len - cached_tokens)
     yield from _each(
