@@ -37,12 +37,13 @@ python benchmarks/report.py --all                             # runs everything 
 | `test_bench_startup.py` | import, `--help`, first answer of a process, first compilation ever |
 | `test_bench_peer.py` | the same workloads in SimGrid's C++ (skipped without `libsimgrid-dev` or a compiler) |
 | `gate.py` | exact counters, and costs in units of fixed work timed in between, against `baseline.json` |
+| `which_split.py` | the table of the README's question, from the dataset of its sweep |
+| `frontend.py` | what a server's front end takes per request and per token: `frontend_*_us` of the runtimes |
 
 SimGrid is timed in its loop alone, twice. "Plain use" is what a program in C++ that follows its manual does: an
 activity for every op, and the default (lazy) update. "Fastest variant" is the fastest of four on the workload: lazy or
 full updates, computes as activities or as mere timers, which leaves its processor model out. Code of ours resolves
-dependencies and lets chips choose in both. Its answers agree with ours to 1e-9.
-Rates of a sweep are marginal,
+dependencies and lets chips choose in both. Its answers agree with ours to 1e-9. Rates of a sweep are marginal,
 (N2 - N1) / (t2 - t1) over two sizes of one grid.
 """
 MISSING = "not measured in this run"

@@ -55,7 +55,7 @@ def command(point: Path, as_json: bool, fidelity: str, breakdown: bool, layers: 
     row, parts = result.to_dict(), result.breakdown() if breakdown else None
     if row["path"] == "g5" and row["lost_ops"] is None:
         n_ops = f"{row['n_ops']:,} operations of all ranks and layers"
-        say(f"note: not audited: {n_ops}, more than {POINT_OPS:,}; sweep --audit all audits every point")
+        say(f"note: not audited: {n_ops}, the limit is about {POINT_OPS:,}; sweep --audit all audits every point")
     if as_json:
         if parts is not None:
             row["breakdown"] = parts.to_dict()

@@ -68,7 +68,7 @@ class Store:
             try:
                 self._begin(contents, resume=resume)
             except BaseException:
-                os.close(self._lock)
+                _unlock(self._lock)
                 raise
         except OSError as error:
             raise ConfigError(f"{folder}: cannot be written: {error.strerror or error}; choose another -o") from None
@@ -77,7 +77,7 @@ class Store:
         return self
 
     def __exit__(self, *error: object) -> None:
-        os.close(self._lock)
+        _unlock(self._lock)
 
     def _begin(self, contents: Mapping[str, Any], *, resume: bool) -> None:
         if resume:
@@ -155,18 +155,24 @@ class Store:
             ) from None
 
 
-def _lock(folder: Path) -> int:
-    """Return a descriptor of a folder that no other process has at the same time."""
+def _lock(folder: Path) -> int | None:
+    """Return a descriptor of a folder that no other process has at the same time; None where folders have none."""
+    if fcntl is None:
+        return None
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         raise ConfigError(f"{folder}: another sweep is writing here; wait for it, or choose another -o") from None
     except OSError:
         pass  # a file system without locks
     return descriptor
+
+
+def _unlock(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def _refuse_name(folder: Path) -> None:
