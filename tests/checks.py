@@ -1,6 +1,11 @@
-"""What holds of every deployment: conserved, reduced exactly, and as the closed form has it where flows meet nobody."""
+"""What holds of every deployment: conserved, reduced exactly, and as the closed form has it where flows meet nobody.
+
+And how one is refused.
+"""
 
 from __future__ import annotations
+
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -9,6 +14,7 @@ from test_audit import SOUND
 
 from g5cp_vec.audit.conservation import audit
 from g5cp_vec.cost.math_path import math_times
+from g5cp_vec.errors import InfeasibleError
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.network import build_network
 from g5cp_vec.mapping.structure import build_structure
@@ -16,6 +22,15 @@ from g5cp_vec.runner.simulate import simulate_point
 from g5cp_vec.runner.template import Template
 
 SEQ_LEN = 4096
+
+
+@contextmanager
+def refused(message):
+    """What is done within is refused, in one line that has this text."""
+    with pytest.raises(InfeasibleError) as caught:
+        yield
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def assert_conserved_and_reduced_exactly(dep):

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from checks import refused
 from test_acceptance_tools import MHA, PRESETS, small_model
 from test_dcp_bytes import SMALL, deploy
 
@@ -169,10 +170,8 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusals(case):
     changes, message = REFUSED[case]
-    with pytest.raises(InfeasibleError) as caught:
+    with refused(message):
         deploy(**changes)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_nearest_layouts_are_legal_and_near():
