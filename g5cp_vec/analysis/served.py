@@ -6,9 +6,9 @@ prefill outside of a graph lasts at least as long as the host takes to launch it
 (:func:`g5cp_vec.cost.rows.host_seconds`). Before the engine sees a prompt the server's front end works on it, as long
 as the runtime says.
 
-What stays beyond that is the host's and the version's: DeepSeek's passes of short prompts take servers 140 to 230 ms
-where its kernels are launched in 82 by the tables' eager attention modules, on any chip, tp and element type; and what
-a server compiles or tunes when shapes come for the first time. The README has the evidence.
+What is left out is the host's and the version's: passes of short prompts of DeepSeek that take servers longer than
+their kernels are launched in, and what a server compiles or tunes when shapes come for the first time. The README has
+the evidence.
 """
 
 from __future__ import annotations
