@@ -322,6 +322,10 @@ def _recognise(path: Path, header: list[str]) -> Recipe:
     times = [name for name in TIMES if name in header]
     if len(times) != 1:
         found = " and ".join(times) or "neither"
+        if len(header) == 1 and (sign := next((sign for sign in ";\t|" if sign in header[0]), None)):
+            found = f"columns parted by {sign!r}; write commas"
+        elif not times and (near := next((name for name in header if name.startswith(("latency", "time"))), None)):
+            found = f"{near!r}; its unit belongs in the name"
         raise ConfigError(f"{path}: expected one column of times, {' or '.join(TIMES)}, got {found}")
     for recipe in RECIPES.values():
         needed = [*recipe.numbers, *(name for name, value in recipe.dtypes.items() if value is None)]

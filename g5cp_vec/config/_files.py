@@ -47,9 +47,10 @@ def describe(value: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the nearest known word, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    """Return ``"; did you mean 'x'?"`` for the nearest known word, case aside, or nothing."""
+    folded = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(word.casefold(), folded, n=1)
+    return f"; did you mean {folded[close[0]]!r}?" if close else ""
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
@@ -95,7 +96,7 @@ def locate(kind: Kind, text: str, base: Path | None = None) -> Path:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file, or say in one line why that is impossible."""
     try:
-        table = tomllib.loads(read_text(path, "a TOML file"))
+        table = tomllib.loads(read_text(path, "a TOML file", encoding="utf-8-sig"))
         if not is_endless(table):
             return table
         problem = "holds an integer of thousands of digits"

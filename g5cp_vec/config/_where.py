@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,12 +16,18 @@ from g5cp_vec.config._keys import KEYS
 if TYPE_CHECKING:
     from g5cp_vec.config.grid import Grid
 
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_SLIPS = re.compile(r"\b(?P<count>[0-9]+(?:\.[0-9]+)?)(?P<unit>[KM])\b|&&|\|\|", re.IGNORECASE | re.ASCII)
+_UNITS = {"K": 2**10, "M": 2**20}
+
 
 def check_where(grid: Grid) -> list[str]:
     """Return what is wrong with a grid's filter, tried on its first point."""
     where = grid.where
     if not isinstance(where, str) or not where.strip():
         return [f"expected an SQL expression over the keys, got {describe(where)}"]
+    if (slip := _SLIPS.search(_QUOTED.sub("''", where))) is not None:
+        return [f"{describe(where)}: {_instead_of(slip)}"]
     try:
         names = where_keys(where)
         lines = [unknown_key(name, KEYS) for name in names if name not in KEYS]
@@ -29,6 +36,13 @@ def check_where(grid: Grid) -> list[str]:
     except (pl.exceptions.PolarsError, ValueError) as error:
         lines = [f"{describe(where)}: {' '.join(str(error).split())}"]
     return lines
+
+
+def _instead_of(slip: re.Match[str]) -> str:
+    """Return what to write where SQL reads something else: `128K` as 128 under the name K, `||` as texts joined."""
+    if (count := slip["count"]) is None:
+        return f"{slip[0]} does not join comparisons in SQL; write {'and' if slip[0] == '&&' else 'or'}"
+    return f"SQL does not know {slip[0]} as a number; write {int(float(count) * _UNITS[slip['unit'].upper()])}"
 
 
 def where_keys(where: str) -> list[str]:

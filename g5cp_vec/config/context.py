@@ -213,7 +213,7 @@ def _form_obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
             yield 'prefill_form = "allgather_q" with pcp > 1 needs multiplicative semantics: use "allgather_kv"'
     yield from sparse_form_obstacles(chosen)
     yield from linear_form_obstacles(chosen)
-    if decode in DCP_FORMS and cp > 1:
+    if decode in DCP_FORMS and cp > 1 and pcp * dcp == 1:  # with them the degrees are at odds, whatever the form
         yield f'decode_form = "{decode}" acts on pcp and dcp, got cp = {cp}: use cp = 1, or decode_form = "pass_q"'
     if decode is None or pcp * dcp == 1:
         return
