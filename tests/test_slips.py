@@ -1,12 +1,17 @@
 """What a hurried person writes is answered with what to write instead."""
 
+import json
+
 import pytest
+from click.testing import CliRunner
 from test_dcp_bytes import deploy
 
 from g5cp_vec.calibration.tables import read_tables
+from g5cp_vec.cli import main
 from g5cp_vec.config._files import did_you_mean
 from g5cp_vec.config.grid import load_grid, load_point
 from g5cp_vec.errors import ConfigError, InfeasibleError
+from g5cp_vec.runner.workload import replay_workload
 
 POINT = {
     "model": "llama-3.1-8b",
@@ -84,3 +89,30 @@ def test_column_of_times(tmp_path, header, found):
     assert refused(read_tables, [path], "mine") == [
         f"{path}: expected one column of times, latency_ms or latency_us, got {found}"
     ]
+
+
+@pytest.mark.parametrize(
+    ("change", "answer"),
+    [
+        ({"chips": 0}, "ops[0].chip: unknown chip 0: there are no chips"),
+        ({"chips": 1, "ops": [{"kind": "send"}]}, 'ops[0].kind: expected kind "compute" or "flow", got \'send\''),
+        ({"chips": 1, "ops": [{"chip": 0}]}, 'ops[0].kind: expected kind "compute" or "flow", got {\'chip\': 0}'),
+        ({"chips": 1, "ops": [[1]]}, 'ops[0]: expected kind "compute" or "flow", got [1]'),
+    ],
+)
+def test_replay_says_what_it_got(tmp_path, change, answer):
+    path = tmp_path / "work.json"
+    one = {"kind": "compute", "chip": 0, "secs": 1.0}
+    path.write_text(json.dumps({"links": [], "ops": [one], "deps": [], **change}))
+    assert f"{path}: {answer}" in refused(replay_workload, path)
+
+
+@pytest.mark.parametrize(("n", "said"), [(4096, True), (14336, False)])
+def test_calibrate_says_what_element_wise_work_lacks(tmp_path, n, said):
+    table, chip = tmp_path / "gemm.csv", tmp_path / "mine.toml"
+    table.write_text(f"m,n,k,gemm_dtype,latency_us\n16,{n},4096,bfloat16,60\n4096,{n},4096,bfloat16,2500\n")
+    chip.write_text("hbm_gbytes = 96.0\nhbm_bandwidth_gbytes_per_s = 3000.0\n[peak_tflops]\nbf16 = 500.0\n")
+    arguments = ["calibrate", str(table), "--chip", str(chip), "-o", str(tmp_path / "out.toml")]
+    shown = CliRunner().invoke(main, arguments, catch_exceptions=False).output
+    line = "element-wise work stays at the default efficiency: GEMMs with m <= 16 and 50 MB or more would measure it"
+    assert (line in shown) is said

@@ -41,7 +41,7 @@ LONG_S = 20e-6
 _PRIOR = np.array([np.log(8e-6), 0.4, 0.3])
 _HOLD_COMMON, _HOLD_VARYING = 0.02, 3.0
 # Products with up to this many rows, and at least so many bytes, show what memory bandwidth can be reached.
-_FEW_ROWS, _MANY_BYTES = 16, 50e6
+FEW_ROWS, MANY_BYTES = 16, 50_000_000
 # Axes along which a longer shape never takes less time.
 _LENGTHS = ("length", "context")
 
@@ -116,9 +116,9 @@ def memory_efficiency(rows: Sequence[Row], bandwidth: float) -> float | None:
     """Return the median share of the bandwidth that products of few rows and large matrices reach; None without any."""
     shares = []
     for row in rows:
-        if row.kind == "gemm" and row.place[0] <= _FEW_ROWS:
+        if row.kind == "gemm" and row.place[0] <= FEW_ROWS:
             _, n = WORK["gemm"](dict(row.constants), *row.place)
-            if n >= _MANY_BYTES:
+            if n >= MANY_BYTES:
                 shares.append(n / bandwidth / row.seconds)
     return min(float(np.median(shares)), 1.0) if shares else None
 

@@ -147,7 +147,7 @@ def _percent(value: float | None) -> str:
 def _fit(
     chip: Chip, chip_name: str, name: str, rows: list[Row], tables: tuple[Path, ...], source: str, output: Path
 ) -> None:
-    from g5cp_vec.calibration.fit import calibration_of, fit_rows
+    from g5cp_vec.calibration.fit import FEW_ROWS, MANY_BYTES, calibration_of, fit_rows
     from g5cp_vec.calibration.peaks import describe_too_fast, split_by_peak
     from g5cp_vec.calibration.peers import known_machines
     from g5cp_vec.calibration.write import chip_text
@@ -178,6 +178,9 @@ def _fit(
     if said_of_them:
         say(f"{said_of_them}; they are left out, check units and element types")
     _print_fit(fitted, calibration)
+    if calibration.memory_efficiency is None:
+        needed = f"GEMMs with m <= {FEW_ROWS} and {MANY_BYTES // 10**6} MB or more"
+        click.echo(f"element-wise work stays at the default efficiency: {needed} would measure it")
     click.echo(f"surfaces of {chip.name}: {len(fitted.surfaces)} fitted, {len(calibration.surface)} in {output}")
 
 

@@ -81,7 +81,7 @@ def _print_groups(row: dict[str, Any]) -> None:
     for group, rows in groups.items():
         print_table([group, "value", ""], rows)
     if row["uncalibrated_parts"] is not None:
-        click.echo(f"not measured on this chip, at default efficiencies: {row['uncalibrated_parts']}")
+        click.echo(f"wholly or in part not measured on this chip, at default efficiencies: {row['uncalibrated_parts']}")
     if row["calibrated"] is False:
         click.echo("calibrated = false: compare deployments by these times, do not trust them as absolute")
 

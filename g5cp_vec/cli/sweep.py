@@ -157,7 +157,8 @@ def _print_summary(folder: Path, grid: Grid, progress: Progress) -> None:
         if frame.height > _WINNERS_SHOWN:
             click.echo(f" and {frame.height - _WINNERS_SHOWN} more rows, see the dataset: sort by {time} where ok")
     if summary.uncalibrated_parts:
-        click.echo(f"not measured on this chip, at default efficiencies: {', '.join(summary.uncalibrated_parts)}")
+        parts = ", ".join(summary.uncalibrated_parts)
+        click.echo(f"wholly or in part not measured on this chip, at default efficiencies: {parts}")
     if summary.n_uncalibrated:
         click.echo("calibrated = false: compare deployments by these times, do not trust them as absolute")
     resumed = f", {progress.n_resumed} found finished" if progress.n_resumed else ""

@@ -71,7 +71,8 @@ class _Checker:
 
     def index(self, value: Any, n: int, place: str, what: str) -> int:
         if isinstance(value, bool) or not isinstance(value, _INTEGER) or not 0 <= value < n:
-            self.fail(place, f"unknown {what} {describe(value)}: {what}s are 0 to {n - 1}")
+            there_are = f"{what}s are 0 to {n - 1}" if n else f"there are no {what}s"
+            self.fail(place, f"unknown {what} {describe(value)}: {there_are}")
             return 0
         return int(value)
 
@@ -180,7 +181,10 @@ def _read_ops(check: _Checker, ops: list[Any], n_chips: int, n_links: int) -> tu
         kind_name = op.get("kind") if isinstance(op, Mapping) else None
         keys = _OP_KEYS.get(kind_name) if isinstance(kind_name, str) else None
         if keys is None:
-            check.fail(f"{place}.kind" if isinstance(op, Mapping) else place, 'expected kind "compute" or "flow"')
+            check.fail(
+                f"{place}.kind" if isinstance(op, Mapping) else place,
+                f'expected kind "compute" or "flow", got {describe(op if kind_name is None else kind_name)}',
+            )
         else:
             for key in op:
                 if key not in keys:
