@@ -107,5 +107,6 @@ def test_longest_context_in_chunks(cp, chunk):
 def test_too_many_passes_are_refused():
     rows = g5cp_vec.sweep({"fixed": {**BASE, "n_chips": 2, "cp": 1, "seq_len": MOST_PASSES + 1, "chunk_tokens": 1}})
     assert rows["reason"][0] == (
-        f"chunk_tokens = 1 cuts {MOST_PASSES + 1} tokens into more than {MOST_PASSES} passes: use larger chunks"
+        f"{MOST_PASSES + 1} tokens in steps of 1 (chunk_tokens or max_num_batched_tokens) are more than "
+        f"{MOST_PASSES} passes: let a step have more"
     )

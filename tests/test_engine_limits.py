@@ -166,7 +166,7 @@ REFUSED = {
     "sequences": ({"batch": 5, "max_num_seqs": 4}, "batch = 5 exceeds max_num_seqs = 4: raise the limit, or"),
     "length": ({"max_model_len": 8191}, "seq_len = 8192 exceeds max_model_len = 8191"),
     "length, decode": ({"max_model_len": 8191, "phase": "decode"}, "seq_len = 8192 exceeds max_model_len = 8191"),
-    "passes": ({"max_num_batched_tokens": 1, "seq_len": "8K"}, "into more than 4096 passes"),
+    "passes": ({"max_num_batched_tokens": 1, "seq_len": "8K"}, "are more than 4096 passes"),
 }
 
 

@@ -220,10 +220,14 @@ def _reasons(
     # A chunk as long as the prompt cuts nothing.
     chunk = np.where(load["chunk_tokens"] < new, load["chunk_tokens"], 0)
 
+    by_deployment = np.argsort(deployment, kind="stable")
+    bounds = np.searchsorted(deployment[by_deployment], np.arange(len(deployments) + 1))
+
     def refuse(applies: Callable[[Deployment], bool], refused: Callable[..., Any], *sizes: Ints) -> None:
         for index, dep in enumerate(deployments):
             if isinstance(dep, Deployment) and applies(dep):
-                rows = np.flatnonzero((deployment == index) & (code == VALID))
+                rows = by_deployment[bounds[index] : bounds[index + 1]]
+                rows = rows[code[rows] == VALID]
                 for at, text in refused(dep, *(values[rows] for values in sizes)):
                     code[rows[at]] = codes.setdefault(text, len(codes))
 
@@ -235,8 +239,8 @@ def _reasons(
         sizes = np.stack([load["chunk_tokens"][tiny], load["batch"][tiny], new[tiny]], axis=1)
         triples, pair_of = np.unique(sizes, axis=0, return_inverse=True)
         texts = [
-            f"chunk_tokens = {size} cuts {tokens} tokens{f' of each of {n} sequences' if n > 1 else ''} into more than "
-            f"{MOST_PASSES} passes: use larger chunks"
+            f"{tokens} tokens{f' of each of {n} sequences' if n > 1 else ''} in steps of {size} (chunk_tokens or "
+            f"max_num_batched_tokens) are more than {MOST_PASSES} passes: let a step have more"
             for size, n, tokens in triples.tolist()
         ]
         code[tiny] = np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int32)[pair_of.ravel()]
