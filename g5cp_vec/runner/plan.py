@@ -29,9 +29,11 @@ ROWS_PER_PART = 50_000
 OPS_PER_PART = 10**8
 # An audited op costs about as much as this many simulated ones.
 AUDIT_WORK = 10
-# ``--audit sample``: rows beside the first of every structure.
+# ``--audit sample``: rows beside the first of every structure; ops of the largest one, and of all together (twenty
+# seconds), beyond which only every second structure, or every third, and so on, is looked at.
 SAMPLED_ROWS = 16
 SAMPLED_OPS = 2 * 10**6
+SAMPLED_OPS_TOGETHER = 2 * 10**7
 
 
 class Slice(NamedTuple):
@@ -110,8 +112,9 @@ def build_plan(expansion: Expansion, fidelity: str = "exact", audit: str = "samp
                 batches.setdefault(key, Batch("g5", key)).slices.append(Slice(index, chosen))
     ranked = sorted(batches.values(), key=lambda b: ("invalid", "math", "g5").index(b.kind))
     n_structures = sum(batch.kind == "g5" for batch in ranked)
-    audited = _choose_audited(ranked, expansion, audit)
-    return Plan(_cut(ranked, expansion, audited, fidelity), networks, n_structures, audited)
+    passes = passes_of_rows(expansion)
+    audited = _choose_audited(ranked, expansion, passes, audit)
+    return Plan(_cut(ranked, expansion, passes, audited, fidelity), networks, n_structures, audited)
 
 
 def _by_reach(
@@ -132,10 +135,13 @@ def row_reach(dep: Deployment, expansion: Expansion, rows: NDArray[np.int64]) ->
     return structure_reach(dep, build_load(dep, *loads))
 
 
-def _choose_audited(batches: list[Batch], expansion: Expansion, audit: str) -> NDArray[np.bool_]:
+def _choose_audited(
+    batches: list[Batch], expansion: Expansion, passes: NDArray[np.int64], audit: str
+) -> NDArray[np.bool_]:
     """Choose the rows to audit: all, none, or the first of every structure and `SAMPLED_ROWS` more, evenly spaced.
 
-    An audit unfolds its row to every rank and layer, so a sample leaves out structures of more than `SAMPLED_OPS`.
+    An audit unfolds its row to every rank and layer, so a sample leaves out structures of more than `SAMPLED_OPS`, and
+    takes every n-th structure where all would be more than `SAMPLED_OPS_TOGETHER`.
     """
     audited = np.zeros(len(expansion), np.bool_)
     simulated = [batch for batch in batches if batch.kind == "g5"]
@@ -145,10 +151,16 @@ def _choose_audited(batches: list[Batch], expansion: Expansion, audit: str) -> N
     if audit == "all":
         audited[rows] = True
         return audited
-    audited[[batch.slices[0].rows[0] for batch in simulated]] = True
-    audited[rows[np.linspace(0, len(rows) - 1, min(SAMPLED_ROWS, len(rows))).astype(np.int64)]] = True
-    is_small = [isinstance(d, Deployment) and estimated_ops(d, "full") <= SAMPLED_OPS for d in expansion.deployments]
-    return audited & np.array(is_small, np.bool_)[expansion.deployment]
+    deps = expansion.deployments
+    n_ops = np.array([estimated_ops(d, "full") if isinstance(d, Deployment) else 0 for d in deps], np.int64)
+    times = np.array([_simulations(d) if isinstance(d, Deployment) else 0 for d in deps], np.int64)
+    first = np.array([batch.slices[0].rows[0] for batch in simulated], np.int64)
+    some = rows[np.linspace(0, len(rows) - 1, min(SAMPLED_ROWS, len(rows))).astype(np.int64)]
+    first, some = (at[n_ops[expansion.deployment[at]] <= SAMPLED_OPS] for at in (first, some))
+    together = int(((n_ops * times)[expansion.deployment[first]] * passes[first]).sum())
+    audited[first[:: -(-together // SAMPLED_OPS_TOGETHER) or 1]] = True
+    audited[some] = True
+    return audited
 
 
 def estimated_ops(dep: Deployment, fidelity: str) -> int:
@@ -162,13 +174,21 @@ def estimated_ops(dep: Deployment, fidelity: str) -> int:
     return min(dep.n_chips, 4) * min(dep.model.n_layers, 6) * (6 + sends)
 
 
+def _simulations(dep: Deployment) -> int:
+    """Return how often a row is simulated, at most, until its collectives are chosen."""
+    n_groups = sum(size > 1 for size in (dep.tp, dep.cp, dep.pcp, dep.dcp, dep.replicas if dep.ep else 1))
+    return len(COLLECTIVES) + n_groups if dep.collective == BEST else 1
+
+
 def _row_work(dep: Deployment | str, kind: str, audited: NDArray[np.bool_], passes: Any, fidelity: str) -> Any:
     """Work of each row of a slice, in simulated ops."""
     if kind != "g5" or not isinstance(dep, Deployment):
         return np.ones(len(audited), np.int64)
-    n_groups = sum(size > 1 for size in (dep.tp, dep.cp, dep.pcp, dep.dcp, dep.replicas if dep.ep else 1))
-    times = passes * (len(COLLECTIVES) + n_groups if dep.collective == BEST else 1)
-    return times * (estimated_ops(dep, fidelity) + audited * (AUDIT_WORK * estimated_ops(dep, "full")))
+    return (
+        passes
+        * _simulations(dep)
+        * (estimated_ops(dep, fidelity) + audited * (AUDIT_WORK * estimated_ops(dep, "full")))
+    )
 
 
 def points(expansion: Expansion, rows: slice | NDArray[np.int64]) -> Point:
@@ -183,11 +203,12 @@ def passes_of_rows(expansion: Expansion) -> NDArray[np.int64]:
     return count_passes(points(expansion, slice(None)), np.array(is_prefill, np.bool_)[expansion.deployment], steps)
 
 
-def _cut(batches: list[Batch], expansion: Expansion, audited: NDArray[np.bool_], fidelity: str) -> list[list[Batch]]:
+def _cut(
+    batches: list[Batch], expansion: Expansion, passes: NDArray[np.int64], audited: NDArray[np.bool_], fidelity: str
+) -> list[list[Batch]]:
     """Cut batches into parts by rows and by estimated work; a batch may continue in the next part."""
     parts: list[list[Batch]] = []
     current: list[Batch] = []
-    passes = passes_of_rows(expansion)
     n_rows = work = 0
     for batch in batches:
         for index, rows in batch.slices:
