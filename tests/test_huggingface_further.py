@@ -109,8 +109,9 @@ def test_parameters_by_hand(tmp_path, name, tied):
     assert model.n_parameters == edges(1000, 256, tied=tied) + sum(layer + 2 * 256 for layer in layers)
 
 
-# Whole models and their published totals (billions, and decimals given): of SmolLM3-3B's card (3.08B), ERNIE-4.5-21B-A3B's (21.83B, 3B active),
-# Hunyuan-A13B's (80B, 13B active), EXAONE-4.0-32B's and 1.2B's, Mistral-Small-4-119B's.
+# Whole models and their published totals (billions, and decimals given): of SmolLM3-3B's card (3.08B),
+# ERNIE-4.5-21B-A3B's (21.83B, 3B active), Hunyuan-A13B's (80B, 13B active), EXAONE-4.0-32B's and 1.2B's,
+# Mistral-Small-4-119B's.
 EXAONE = {"model_type": "exaone4", "vocab_size": 102400}
 PUBLISHED = {
     "smollm3": ({"model_type": "smollm3"}, (3.08, 2), None),
