@@ -71,12 +71,6 @@ def _mix(x):
 
 
 @kernel
-def _combine(h, x):
-    """Hash of an ordered pair; not symmetric, so that exchanging the two cannot collide."""
-    return _mix(_mix(h) ^ _mix(~x))
-
-
-@kernel
 def _sum_of(indptr, indices, row, colour, salt):
     """Order-free hash of a row's colours, each counted as often as it occurs."""
     total = np.uint64(0)
@@ -106,18 +100,16 @@ def _colour_ops(s, salt, chip_colour, link_colour, seen, table_hash, table_id, o
     seen[:] = -1
     n_ids = 0
     for op in range(len(s.op_label)):
-        h = _mix(np.uint64(s.op_label[op]) ^ salt)
+        h = _mix(np.uint64(s.op_label[op]) ^ salt[0])
         if s.op_kind[op] == COMPUTE:
-            h = _combine(h, np.uint64(chip_colour[s.op_chip[op]]))
-        preds = np.uint64(0)
+            h += _mix(np.uint64(chip_colour[s.op_chip[op]]) ^ salt[1])
         for p in range(s.pred_indptr[op], s.pred_indptr[op + 1]):
             colour = op_colour[s.pred_indices[p]]
             if seen[colour] != op:
                 seen[colour] = op
-                preds += _mix(np.uint64(colour) + salt)
-        h = _combine(h, preds)
-        h = _combine(h, _sum_of(s.entry_indptr, s.entry_indices, op, chip_colour, ~salt))
-        h = _combine(h, _sum_of(s.route_indptr, s.route_indices, op, link_colour, salt))
+                h += _mix(np.uint64(colour) ^ salt[2])
+        h += _sum_of(s.entry_indptr, s.entry_indices, op, chip_colour, salt[3])
+        h += _sum_of(s.route_indptr, s.route_indices, op, link_colour, salt[4])
         op_colour[op], n_ids = _dense_id(h, table_hash, table_id, n_ids)
     return n_ids
 
@@ -127,9 +119,9 @@ def _colour_chips(s, salt, op_colour, table_hash, table_id, chip_colour):
     table_id[:] = -1
     n_ids = 0
     for chip in range(len(chip_colour)):
-        h = _mix(np.uint64(chip_colour[chip]) ^ salt)
-        h = _combine(h, _sum_of(s.chip_indptr, s.chip_ops, chip, op_colour, salt))
-        h = _combine(h, _sum_of(s.exit_indptr, s.exit_ops, chip, op_colour, ~salt))
+        h = _mix(np.uint64(chip_colour[chip]) ^ salt[0])
+        h += _sum_of(s.chip_indptr, s.chip_ops, chip, op_colour, salt[1])
+        h += _sum_of(s.exit_indptr, s.exit_ops, chip, op_colour, salt[2])
         chip_colour[chip], n_ids = _dense_id(h, table_hash, table_id, n_ids)
     return n_ids
 
@@ -139,9 +131,18 @@ def _colour_links(s, salt, op_colour, table_hash, table_id, link_colour):
     table_id[:] = -1
     n_ids = 0
     for link in range(len(link_colour)):
-        h = _mix(np.uint64(link_colour[link]) ^ salt)
-        h = _combine(h, _sum_of(s.link_indptr, s.link_ops, link, op_colour, salt))
+        h = _mix(np.uint64(link_colour[link]) ^ salt[0])
+        h += _sum_of(s.link_indptr, s.link_ops, link, op_colour, salt[1])
         link_colour[link], n_ids = _dense_id(h, table_hash, table_id, n_ids)
+    return n_ids
+
+
+@kernel
+def _n_distinct(labels, table_hash, table_id):
+    table_id[:] = -1
+    n_ids = 0
+    for label in labels:
+        _, n_ids = _dense_id(_mix(np.uint64(label)), table_hash, table_id, n_ids)
     return n_ids
 
 
@@ -162,63 +163,83 @@ def refine(s, seed):
 
     Notes
     -----
-    O(rounds * (ops + edges + route entries)). A round either adds a colour or is the last.
+    O(rounds * (ops + edges + route entries)). Chips and links decide the ops' colours and are refined by them, so what
+    was not refined in a round is not going to change. Colours are hashed by sums, with another salt for each way in
+    which an op, a chip or a link knows them.
     """
     n_ops, n_chips, n_links = len(s.op_label), len(s.chip_label), len(s.link_label)
-    salt = _mix(np.uint64(seed))
+    salt = np.empty(5, np.uint64)
+    for i in range(len(salt)):
+        salt[i] = _mix(np.uint64(len(salt) * seed + i))
     size = 16
     while size < 2 * max(n_ops, n_chips, n_links):
         size *= 2
     table_hash, table_id = np.empty(size, np.uint64), np.empty(size, np.int32)
     op_colour, seen = np.zeros(n_ops, np.int32), np.empty(n_ops + 1, np.int32)
     chip_colour, link_colour = s.chip_label.copy(), s.link_label.copy()
-    n_before = -1
+    n_op_colours = -1
+    n_others = _n_distinct(chip_colour, table_hash, table_id) + _n_distinct(link_colour, table_hash, table_id)
     while True:
-        n_colours = _colour_ops(s, salt, chip_colour, link_colour, seen, table_hash, table_id, op_colour)
-        n_colours += _colour_chips(s, salt, op_colour, table_hash, table_id, chip_colour)
-        n_colours += _colour_links(s, salt, op_colour, table_hash, table_id, link_colour)
+        n = _colour_ops(s, salt, chip_colour, link_colour, seen, table_hash, table_id, op_colour)
         # Fewer than before can only be a collision, which the caller's check finds.
-        if n_colours <= n_before:
+        if n <= n_op_colours:
             return op_colour, chip_colour, link_colour
-        n_before = n_colours
+        n_op_colours = n
+        n = _colour_chips(s, salt, op_colour, table_hash, table_id, chip_colour)
+        n += _colour_links(s, salt, op_colour, table_hash, table_id, link_colour)
+        if n <= n_others:
+            return op_colour, chip_colour, link_colour
+        n_others = n
+
+
+@kernel
+def _same_row(indptr, indices, a, b, colour):
+    """Whether rows ``a`` and ``b`` hold the same colours in the same order."""
+    shift = indptr[b] - indptr[a]
+    if indptr[b + 1] - indptr[a + 1] != shift:
+        return False
+    for p in range(indptr[a], indptr[a + 1]):
+        if colour[indices[p]] != colour[indices[p + shift]]:
+            return False
+    return True
 
 
 @kernel
 def _same_multiset(indptr, indices, a, b, colour, count):
-    """Whether rows ``a`` and ``b`` hold the same colours equally often; ``count`` is zero before and after."""
+    """Whether rows ``a`` and ``b`` hold the same colours equally often.
+
+    ``count`` is zero before, and after where they do: nothing is compared after a difference.
+    """
+    if _same_row(indptr, indices, a, b, colour):
+        return True
     if indptr[a + 1] - indptr[a] != indptr[b + 1] - indptr[b]:
         return False
     for p in range(indptr[a], indptr[a + 1]):
         count[colour[indices[p]]] += 1
-    same = True
     for p in range(indptr[b], indptr[b + 1]):
         count[colour[indices[p]]] -= 1
         if count[colour[indices[p]]] < 0:
-            same = False
-    for p in range(indptr[a], indptr[a + 1]):
-        count[colour[indices[p]]] = 0
-    for p in range(indptr[b], indptr[b + 1]):
-        count[colour[indices[p]]] = 0
-    return same
+            return False
+    return True
 
 
 @kernel
 def _same_set(indptr, indices, a, b, colour, count):
-    """Whether rows ``a`` and ``b`` hold the same colours, however often; ``count`` is zero before and after."""
+    """Whether rows ``a`` and ``b`` hold the same colours, however often; ``count`` as for `_same_multiset`."""
+    if _same_row(indptr, indices, a, b, colour):
+        return True
     for p in range(indptr[a], indptr[a + 1]):
         count[colour[indices[p]]] = 1
-    same = True
     for p in range(indptr[b], indptr[b + 1]):
         if count[colour[indices[p]]] == 0:
-            same = False
-        else:
-            count[colour[indices[p]]] = 2
+            return False
+        count[colour[indices[p]]] = 2
     for p in range(indptr[a], indptr[a + 1]):
         if count[colour[indices[p]]] == 1:
-            same = False
+            return False
     for p in range(indptr[a], indptr[a + 1]):
         count[colour[indices[p]]] = 0
-    return same
+    return True
 
 
 @kernel(allocates=True, entry=True)

@@ -7,6 +7,7 @@ is equitable over the blocks stays so over any chain of them, layer by layer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from g5cp_vec.engine.arrays import COMPUTE
 from g5cp_vec.engine.csr import group_by
 from g5cp_vec.engine.quotient import Parts, class_edges, class_routes, first_members, is_equitable, refine
 from g5cp_vec.errors import SimulationError
-from g5cp_vec.mapping.graph import Block, Ids
+from g5cp_vec.mapping.graph import Block, Blocks, Ids
 from g5cp_vec.mapping.structure import Structure
 
 # Longest unit of a repeated pattern of layers that is looked for (5 local + 1 global attention layers, say).
@@ -75,48 +76,36 @@ def find_runs(chain: list[int]) -> list[Run]:
     return runs
 
 
-def _side_by_side(structure: Structure) -> tuple[Parts, NDArray[np.int64]]:
-    """Lay the distinct blocks side by side; also return the first op of each.
+def _parts(structure: Structure) -> Parts:
+    """Return what decides colours.
 
     In blocks of orbits, a link that some elements of the symmetry leave in place is crossed by as many members of a
     flow's orbit.
     """
-    blocks, network, symmetry = structure.blocks, structure.network, structure.symmetry
-    n_each = [len(b.kind) for b in blocks]
-    first = np.concatenate([[0], np.cumsum(n_each)]).astype(np.int64)
-    n_ops, n_chips, n_links = int(first[-1]), len(symmetry.chips), len(symmetry.links)
-
-    def flat(name: str, *, shifted: bool = False) -> NDArray[np.int32]:
-        arrays = [getattr(b, name) + (first[i] if shifted else 0) for i, b in enumerate(blocks)]
-        return np.concatenate(arrays).astype(np.int32)
-
-    kind, src, cost, latency, prio = (flat(name) for name in ("kind", "src", "cost", "latency", "prio"))
-    label = np.repeat(np.arange(len(blocks), dtype=np.int64), n_each)
-    for column in (kind, prio, cost, latency + 1):
-        label = label * (int(column.max(initial=0)) + 1) + column
+    ops, first_op, _ = structure.side_by_side
+    network, symmetry = structure.network, structure.symmetry
+    n_ops, n_chips, n_links = len(ops.kind), len(symmetry.chips), len(symmetry.links)
+    label = np.repeat(np.arange(len(first_op) - 1), np.diff(first_op))
+    for column in (ops.kind, ops.prio, ops.cost, ops.latency + 1):
+        label *= int(column.max(initial=0)) + 1
+        label += column
     route_indptr = np.zeros(n_ops + 1, np.int64)
-    np.cumsum(flat("route_length"), out=route_indptr[1:])
-    route_links = flat("route_links")
-    route_ops, crossed = np.repeat(np.arange(n_ops, dtype=np.int32), np.diff(route_indptr)), route_links
+    np.cumsum(ops.route_length, out=route_indptr[1:])
+    numbers = np.arange(n_ops, dtype=np.int32)
+    route_ops, crossed = numbers.repeat(ops.route_length), ops.route_links
     if symmetry.order > 1:
-        times = symmetry.n_fixing[route_links]
-        route_ops, crossed = np.repeat(route_ops, times), np.repeat(route_links, times)
-    ops = np.arange(n_ops, dtype=np.int32)
-    computes = ops[kind == COMPUTE]
-    pairs: dict[str, tuple[NDArray[np.int64], Ids]] = {
-        "pred": group_by(n_ops, flat("succ", shifted=True), flat("pred", shifted=True)),
-        "entry": group_by(n_ops, flat("entry_op", shifted=True), flat("entry_chip")),
-        "chip": group_by(n_chips, src[computes], computes),
-        "exit": group_by(n_chips, flat("exit_chip"), flat("exit_op", shifted=True)),
-        "link": group_by(n_links, crossed, route_ops),
-    }
-    parts = Parts(
-        label, kind.astype(np.int8), src,
-        *pairs["pred"], *pairs["entry"], route_indptr, route_links,
-        *pairs["chip"], *pairs["exit"], *pairs["link"],
-        network.link_capacity[symmetry.links].astype(np.int32), network.chip_rate[symmetry.chips],
+        times = symmetry.n_fixing[crossed]
+        route_ops, crossed = route_ops.repeat(times), crossed.repeat(times)
+    computes = numbers[ops.kind == COMPUTE]
+    grouped: Callable[[int, Ids, Ids], tuple[NDArray[np.int64], Ids]] = group_by
+    return Parts(
+        label, ops.kind, ops.src,
+        *grouped(n_ops, ops.succ, ops.pred), *grouped(n_ops, ops.entry_op, ops.entry_chip),
+        route_indptr, ops.route_links,
+        *grouped(n_chips, ops.src[computes], computes), *grouped(n_chips, ops.exit_chip, ops.exit_op),
+        *grouped(n_links, crossed, route_ops),
+        network.link_capacity[symmetry.links], network.chip_rate[symmetry.chips],
     )  # fmt: skip
-    return parts, first
 
 
 def find_classes(structure: Structure) -> Quotient:
@@ -127,81 +116,73 @@ def find_classes(structure: Structure) -> Quotient:
     SimulationError
         No seed of the hashes gave an equitable partition (never seen).
     """
-    parts, first = _side_by_side(structure)
+    parts = _parts(structure)
     for seed in range(8):
         with np.errstate(over="ignore"):  # hashes wrap, which numpy minds where nothing is compiled
             op_colour, chip_colour, link_colour = refine(parts, seed)
         if is_equitable(parts, op_colour, chip_colour, link_colour):
-            return _quotient(structure, parts, first, op_colour, chip_colour, link_colour)
+            return _quotient(structure, parts, op_colour, chip_colour, link_colour)
     raise SimulationError("symmetry classes: the partition is not equitable; simulate with --fidelity full")
 
 
-def _quotient(
-    structure: Structure,
-    parts: Parts,
-    first: NDArray[np.int64],
-    op_colour: Ids,
-    chip_colour: Ids,
-    link_colour: Ids,
-) -> Quotient:
-    first_op, chips, links = first_members(op_colour), first_members(chip_colour), first_members(link_colour)
-    pred, succ = class_edges(parts, op_colour, first_op)
-    route_indptr, route_links, route_count = class_routes(parts, op_colour, links, len(first_op))
+def _quotient(structure: Structure, parts: Parts, op_colour: Ids, chip_colour: Ids, link_colour: Ids) -> Quotient:
+    ops, first_op, n_prio = structure.side_by_side
+    first_of_class, chips, links = first_members(op_colour), first_members(chip_colour), first_members(link_colour)
+    pred, succ = class_edges(parts, op_colour, first_of_class)
+    route_indptr, route_links, route_count = class_routes(parts, op_colour, links, len(first_of_class))
     # Colours are numbered in order of appearance, so the classes of a block are consecutive.
-    bounds = np.searchsorted(first_op, first)
-    represents = np.full(len(structure.symmetry.chips), -1, np.int32)
+    first_class = np.searchsorted(first_of_class, first_op)
+    block = np.arange(len(n_prio)).repeat(np.diff(first_class))
+    # What a class waits for at its block's entry: the chip classes that its first member names.
+    is_first = np.zeros(len(op_colour), np.bool_)
+    is_first[first_of_class] = True
+    named = is_first[ops.entry_op]
+    entry = chip_colour[ops.entry_chip[named]], op_colour[ops.entry_op[named]]
+    represents = np.full(len(chip_colour), -1, np.int32)
     represents[chips] = np.arange(len(chips))
-    blocks, op_class = [], []
-    for i, block in enumerate(structure.blocks):
-        low, high = int(bounds[i]), int(bounds[i + 1])
-        own = op_colour[first[i] : first[i + 1]] - np.int32(low)
-        members = first_op[low:high] - first[i]
-        edges = slice(*np.searchsorted(succ, [low, high]))
-        routes = slice(int(route_indptr[low]), int(route_indptr[high]))
-        blocks.append(
-            block._replace(
-                **{f: getattr(block, f)[members] for f in ("kind", "cost", "latency", "prio", "reason", "step")},
-                src=chip_colour[block.src[members]],
-                dst=chip_colour[block.dst[members]],
-                route_length=np.diff(route_indptr[low : high + 1]),
-                route_links=route_links[routes],
-                route_count=route_count[routes],
-                pred=pred[edges] - np.int32(low),
-                succ=succ[edges] - np.int32(low),
-                **_entries(block, members, chip_colour, own),
-                **_pairs(block, "exit", represents, own, once=True),
-                **_pairs(block, "leave", represents, own, once=True),
-                **_pairs(block, "arrive", represents, own, once=False),
-            )
-        )
-        op_class.append(own)
+
+    def of_classes(op_chip: Ids, of_op: Ids) -> tuple[Ids, Ids]:
+        """Return the (chip, op) pairs of the chips that stand for their class, as classes."""
+        chip_class = represents[op_chip]
+        kept = chip_class >= 0
+        return chip_class[kept], op_colour[of_op[kept]]
+
+    pairs = {
+        "entry": _distinct(*entry, block),
+        "exit": _distinct(*of_classes(ops.exit_chip, ops.exit_op), block),
+        "leave": _distinct(*of_classes(ops.leave_chip, ops.leave_op), block),
+        # A chip may receive several flows of one class at once: each counts where their time is summed.
+        "arrive": of_classes(ops.arrive_chip, ops.arrive_op),
+    }
+    of: dict[str, Any] = {f"{name}_chip": of_class[0] for name, of_class in pairs.items()}
+    of |= {f"{name}_op": of_class[1] for name, of_class in pairs.items()}
+    for name in ("kind", "cost", "latency", "prio", "reason", "step", "handle"):
+        of[name] = getattr(ops, name)[first_of_class]
+    quotient = ops._replace(
+        **of,
+        src=chip_colour[ops.src[first_of_class]],
+        dst=chip_colour[ops.dst[first_of_class]],
+        route_length=np.diff(route_indptr),
+        route_links=route_links,
+        route_count=route_count,
+        pred=pred,
+        succ=succ,
+    )
+    own = op_colour - first_class.astype(np.int32)[:-1].repeat(np.diff(first_op))
     lowest_chips, lowest_links = structure.symmetry.chips[chips], structure.symmetry.links[links]
-    capacity = structure.network.link_capacity[lowest_links]
-    return Quotient(blocks, op_class, lowest_chips, lowest_links, chips, links, capacity)
+    return Quotient(
+        blocks=Blocks(quotient, first_class, n_prio).split(),
+        op_class=np.split(own, first_op[1:-1]),
+        chips=lowest_chips,
+        links=lowest_links,
+        chip_orbits=chips,
+        link_orbits=links,
+        link_capacity=structure.network.link_capacity[lowest_links],
+    )
 
 
-def _entries(block: Block, members: Ids, chip_colour: Ids, op_class: Ids) -> dict[str, Any]:
-    """Return what each class waits for at its block's entry: the chip classes that its first member names."""
-    is_member = np.zeros(len(block.kind), np.bool_)
-    is_member[members] = True
-    kept = is_member[block.entry_op]
-    return _distinct_pairs("entry", chip_colour[block.entry_chip[kept]], op_class[block.entry_op[kept]])
-
-
-def _pairs(block: Block, name: str, represents: Ids, op_class: Ids, *, once: bool) -> dict[str, Any]:
-    """Return the (chip, op) pairs of the chips that stand for their class, as classes; distinct ones if ``once``.
-
-    A chip may receive several flows of one class at once: each counts where their time is summed.
-    """
-    chips, ops = getattr(block, f"{name}_chip"), getattr(block, f"{name}_op")
-    kept = represents[chips] >= 0
-    chip_class, classes = represents[chips[kept]], op_class[ops[kept]]
-    if once:
-        return _distinct_pairs(name, chip_class, classes)
-    return {f"{name}_chip": chip_class, f"{name}_op": classes}
-
-
-def _distinct_pairs(name: str, chip_class: Ids, op_class: Ids) -> dict[str, Any]:
-    n = int(op_class.max(initial=0)) + 1
-    distinct = np.unique(chip_class.astype(np.int64) * n + op_class)
-    return {f"{name}_chip": (distinct // n).astype(np.int32), f"{name}_op": (distinct % n).astype(np.int32)}
+def _distinct(chip_class: Ids, op_class: Ids, block: NDArray[np.int64]) -> tuple[Ids, Ids]:
+    """Return distinct pairs, block by block and in each by chip and op; ``block`` is that of every class of ops."""
+    n_ops, n_chips = len(block), int(chip_class.max(initial=0)) + 1
+    place, op = np.divmod(np.unique((block[op_class] * n_chips + chip_class) * n_ops + op_class), n_ops)
+    return (place % n_chips).astype(np.int32), op.astype(np.int32)

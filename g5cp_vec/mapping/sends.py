@@ -12,12 +12,11 @@ Ids = NDArray[np.int32]
 
 
 class Sends(NamedTuple):
-    """Pairs of chips that flows connect, worked out once however many flows there are.
+    """Chips that compute, or pairs that flows connect, worked out once however many ops there are.
 
-    ``home`` has the shape of the pairs; the rest is of the kept ones: homes, ends, routes and latency ids.
+    ``home`` has the shape of the chips; the rest is of the kept ones: homes, ends, routes and latency ids.
     """
 
-    pairs: tuple[Ids, Ids]
     home: NDArray[np.int64]
     n_slots: int
     kept: NDArray[np.int64]
@@ -28,24 +27,59 @@ class Sends(NamedTuple):
     latency: Ids
 
 
-class Exchange(NamedTuple):
-    """Where every chip stands in the groups of an exchange, whose slots begin with ``first_slot``."""
+class Exchange:
+    """Groups in which every member sends to every other.
 
-    first_slot: int
-    chips: Ids
-    digits: tuple[int, ...]
-    group: Ids
-    member: Ids
+    Parameters
+    ----------
+    chips : ndarray of int32, shape (n_groups, size)
+    digits : tuple of int
+        Factors of ``size``: slots are numbered by the distance in each digit of the members' places.
+    n_chips : int
+        Of the network.
+    """
+
+    def __init__(self, chips: Ids, digits: tuple[int, ...], n_chips: int) -> None:
+        self.chips, self._digits, self._n = chips, digits, n_chips
+        place, home = np.arange(chips.size, dtype=np.int32), chips.ravel()
+        self._group, self._member = np.zeros(n_chips, np.int32), np.zeros(n_chips, np.int32)
+        self._group[home], self._member[home] = np.divmod(place, np.int32(chips.shape[1]))
+        self._received: dict[bytes, NDArray[np.int64]] = {}
+
+    def sent(self, chips: NDArray[Any]) -> tuple[Ids, NDArray[np.int64]]:
+        """Return to whom each chip sends, the nearest ahead of it first, and the handles of these sends.
+
+        Both have shape (len(chips), size - 1); handles count from the exchange's first slot.
+        """
+        size = self.chips.shape[1]
+        at = self._member[chips][:, None]
+        ahead = (at + np.arange(1, size)) % size
+        return self.chips[self._group[chips][:, None], ahead], self._handles(chips[:, None], at, ahead)
+
+    def received(self, chips: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the handles of what each chip receives, from the nearest behind it first; shaped as what it sends."""
+        key = chips.tobytes()
+        if key not in self._received:
+            size = self.chips.shape[1]
+            at = self._member[chips][:, None]
+            behind = (at - np.arange(1, size)) % size
+            senders = self.chips[self._group[chips][:, None], behind]
+            self._received[key] = self._handles(senders, behind, at)
+        return self._received[key]
+
+    def _handles(self, senders: NDArray[Any], src: NDArray[Any], dst: NDArray[Any]) -> NDArray[np.int64]:
+        """Return handles of sends between members of a group: slots by the distance in each digit of their places."""
+        slot, stride = np.full(np.broadcast_shapes(src.shape, dst.shape), -1, np.int64), 1
+        for digit in reversed(self._digits):
+            slot += (dst // stride - src // stride) % digit * stride
+            stride *= digit
+        handles: NDArray[np.int64] = slot * self._n + senders
+        return handles
 
 
 def flat(parts: Sequence[ArrayLike], dtype: type = np.int32) -> NDArray[Any]:
     """Return arrays one after another."""
     return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
-
-
-def each_step(of_step: NDArray[Any], n_steps: int) -> NDArray[Any]:
-    """Repeat what is the same in each step, step by step."""
-    return of_step if n_steps == 1 else of_step[None].repeat(n_steps, axis=0).ravel()
 
 
 def homes_of(src: Ids, dst: Ids, n_chips: int) -> tuple[NDArray[np.int64], int]:
@@ -60,29 +94,3 @@ def homes_of(src: Ids, dst: Ids, n_chips: int) -> tuple[NDArray[np.int64], int]:
     slot = np.empty(len(flat), np.int64)
     slot[order] = np.arange(len(flat)) - first
     return (slot * n_chips + flat).reshape(src.shape), int(slot.max()) + 1
-
-
-def senders_and_slots(exchange: Exchange, chips: NDArray[Any]) -> tuple[Ids, NDArray[np.int64]]:
-    """Return who sends to each chip, the nearest behind it in the group first, and the slots of these sends.
-
-    Both have shape (len(chips), size - 1).
-    """
-    at = exchange.member[chips][:, None]
-    behind = (at - np.arange(1, exchange.chips.shape[1])) % exchange.chips.shape[1]
-    return exchange.chips[exchange.group[chips][:, None], behind], _slots(exchange, behind, at)
-
-
-def receivers_and_slots(exchange: Exchange, chips: NDArray[Any]) -> tuple[Ids, NDArray[np.int64]]:
-    """Return to whom each chip sends, the nearest ahead of it first, and the slots of these sends."""
-    at = exchange.member[chips][:, None]
-    ahead = (at + np.arange(1, exchange.chips.shape[1])) % exchange.chips.shape[1]
-    return exchange.chips[exchange.group[chips][:, None], ahead], _slots(exchange, at, ahead)
-
-
-def _slots(exchange: Exchange, src: NDArray[Any], dst: NDArray[Any]) -> NDArray[np.int64]:
-    """Slots of the sends between members of a group: by the distance in each digit of their places."""
-    distance, stride = np.zeros(np.broadcast_shapes(src.shape, dst.shape), np.int64), 1
-    for digit in reversed(exchange.digits):
-        distance += (dst // stride - src // stride) % digit * stride
-        stride *= digit
-    return exchange.first_slot + distance - 1

@@ -11,7 +11,7 @@ embedding and the head, sampling, and the way of a sampled token back to the fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,13 +24,12 @@ from g5cp_vec.mapping.chain import chain_blocks
 from g5cp_vec.mapping.collectives import all_gather
 from g5cp_vec.mapping.forms import form_name
 from g5cp_vec.mapping.forms.communicators import ShardPlan
-from g5cp_vec.mapping.graph import Block, BlockBuilder, CostKeys, Ids, OpGraph
+from g5cp_vec.mapping.graph import Block, BlockBuilder, Blocks, CostKeys, Ids, OpGraph
 from g5cp_vec.mapping.layer import LayerPlan, LayerShape, add_layer
 from g5cp_vec.mapping.load import is_contiguous
 from g5cp_vec.mapping.network import Network, build_network
 from g5cp_vec.mapping.probe import find_symmetry
 from g5cp_vec.mapping.ranks import from_groups, groups_along, rank_chips, rank_digits
-from g5cp_vec.mapping.sends import Sends
 from g5cp_vec.mapping.sharding import Reach, is_sharded_form
 from g5cp_vec.mapping.spans import is_gathered, is_local
 from g5cp_vec.mapping.symmetry import Symmetry, no_symmetry
@@ -45,10 +44,10 @@ class Structure:
 
     Attributes
     ----------
-    blocks : list of Block
+    side_by_side : Blocks
         Distinct blocks, of the orbits of ``symmetry``.
     chain : list of int
-        Index into ``blocks``, in program order.
+        Which of them, in program order.
     layers : list of int
         Layer of the model at each place of the chain, -1 for none.
     keys : CostKeys
@@ -60,7 +59,7 @@ class Structure:
         Of one of the points that share the structure, as in `structure_key`.
     """
 
-    blocks: list[Block]
+    side_by_side: Blocks
     chain: list[int]
     layers: list[int]
     keys: CostKeys
@@ -69,6 +68,11 @@ class Structure:
     symmetry: Symmetry
     dep: Deployment
     reach: Sequence[int]
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """Each distinct block."""
+        return self.side_by_side.split()
 
     @cached_property
     def whole(self) -> Structure:
@@ -208,56 +212,47 @@ def build_structure(
     if symmetric and dep.n_chips * n_sends >= FEWEST_SENDS:
 
         def describe(probe: BlockBuilder) -> None:
-            _lay_out(dep, ranks, reach, CostKeys(len(network.rates())), lambda: probe)
+            _lay_out(dep, ranks, reach, CostKeys(len(network.rates())), probe)
 
         symmetry = find_symmetry(network, ranks, *rank_digits(dep.dp, dep.tp, dep.moe_tp or 1), describe)
     keys = CostKeys(len(network.rates()))
-    known: dict[bytes, Sends] = {}
-
-    def new_builder() -> BlockBuilder:
-        return BlockBuilder(network, symmetry, known, library_calls=dep.runtime.has_library_latency)
-
-    builders, chain, layers = _lay_out(dep, ranks, reach, keys, new_builder)
-    return Structure([b.build() for b in builders], chain, layers, keys, network, dep.n_chips, symmetry, dep, reach)
+    b = BlockBuilder(network, symmetry, library_calls=dep.runtime.has_library_latency)
+    chain, layers = _lay_out(dep, ranks, reach, keys, b)
+    return Structure(b.build(), chain, layers, keys, network, dep.n_chips, symmetry, dep, reach)
 
 
 def _lay_out(
-    dep: Deployment, ranks: Ids, reach: Sequence[int], keys: CostKeys, new_builder: Callable[[], BlockBuilder]
-) -> tuple[list[BlockBuilder], list[int], list[int]]:
-    """Fill a builder per distinct block; return them, their order in the chain, and the layers that the chain holds."""
+    dep: Deployment, ranks: Ids, reach: Sequence[int], keys: CostKeys, b: BlockBuilder
+) -> tuple[list[int], list[int]]:
+    """Add every distinct block; return their order in the chain, and the layers that the chain holds."""
     sequence = dep.model.kinds[1]
     plan, shapes = _layer_plan(dep), _layer_shapes(dep, reach)
     # Ranks that hold tokens between layers: with pass-Q only the owners.
     holders = ranks[:, :, :1] if dep.has_owner else ranks
-    builders: list[BlockBuilder] = []
     chain: list[int] = []
     layers: list[int] = []
-
-    def new() -> BlockBuilder:
-        builders.append(new_builder())
-        return builders[-1]
 
     def append(block: int, layer: int = -1) -> None:
         chain.append(block)
         layers.append(layer)
 
-    _add_embedding(new(), holders[:, 0], keys)
-    append(0)
+    append(b.begin())
+    _add_embedding(b, holders[:, 0], keys)
     for stage, stage_range in enumerate(stage_layers(dep.model.n_layers, dep.pp)):
         if stage > 0:
-            _add_transfer(new(), holders[:, stage - 1], holders[:, stage], keys)
-            append(len(builders) - 1)
+            append(b.begin())
+            _add_transfer(b, holders[:, stage - 1], holders[:, stage], keys)
         by_kind: dict[int, int] = {}
         for layer in stage_range:
             kind = sequence[layer]
             if kind not in by_kind:
-                add_layer(new(), ranks[:, stage], plan, keys, kind, shapes[kind])
-                by_kind[kind] = len(builders) - 1
+                by_kind[kind] = b.begin()
+                add_layer(b, ranks[:, stage], plan, keys, kind, shapes[kind])
             append(by_kind[kind], layer)
+    append(b.begin())
     # Every rank that holds tokens runs the head, as one program on all ranks does, whoever holds the last token.
-    _add_head(new(), holders[:, -1], keys, dep)
-    append(len(builders) - 1)
-    return builders, chain, layers
+    _add_head(b, holders[:, -1], keys, dep)
+    return chain, layers
 
 
 def _add_embedding(b: BlockBuilder, ranks: Ids, keys: CostKeys) -> None:
