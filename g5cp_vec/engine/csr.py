@@ -37,6 +37,26 @@ def group_by(n_rows, rows, columns):
 
 
 @kernel(allocates=True, entry=True)
+def join_rows(indptr, indices, rows, columns):
+    """Pair every ``columns[i]`` with all entries of row ``rows[i]``.
+
+    Returns
+    -------
+    entries, columns : ndarrays of int32
+    """
+    n = 0
+    for row in rows:
+        n += indptr[row + 1] - indptr[row]
+    entries, joined = np.empty(n, np.int32), np.empty(n, np.int32)
+    n = 0
+    for i in range(len(rows)):
+        for p in range(indptr[rows[i]], indptr[rows[i] + 1]):
+            entries[n], joined[n] = indices[p], columns[i]
+            n += 1
+    return entries, joined
+
+
+@kernel(allocates=True, entry=True)
 def drop_repeated(indptr, indices):
     """Drop repeated entries within each row (the first stays); return a new pair of arrays."""
     n_rows = len(indptr) - 1

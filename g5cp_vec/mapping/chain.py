@@ -9,20 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.engine.arrays import COMPUTE, NONE, Graph
-from g5cp_vec.engine.csr import count_predecessors, group_by, order_chips
+from g5cp_vec.engine.csr import count_predecessors, group_by, join_rows, order_chips
 from g5cp_vec.mapping.graph import Block, Ids, OpGraph
 from g5cp_vec.mapping.sends import flat
 
 
-def _join(before: Block, after: Block) -> tuple[Ids, Ids]:
+def _join(before: Block, after: Block, n_chips: int) -> tuple[Ids, Ids]:
     """Edges from every exit of ``before`` to every entry of ``after`` on the same chip (local op numbers)."""
-    order = np.argsort(before.exit_chip, kind="stable")
-    chips, ops = before.exit_chip[order], before.exit_op[order]
-    begin = np.searchsorted(chips, after.entry_chip, side="left")
-    n_exits = np.searchsorted(chips, after.entry_chip, side="right") - begin
-    succ = np.repeat(after.entry_op, n_exits)
-    within = np.arange(n_exits.sum()) - np.repeat(np.cumsum(n_exits) - n_exits, n_exits)
-    return ops[np.repeat(begin, n_exits) + within], succ
+    exits = group_by(n_chips, before.exit_chip, before.exit_op)
+    joined: tuple[Ids, Ids] = join_rows(*exits, after.entry_chip, after.entry_op)
+    return joined
 
 
 def chain_blocks(
@@ -50,7 +46,7 @@ def chain_blocks(
     route_indptr = np.zeros(len(kind) + 1, np.int64)
     np.cumsum(_joined(blocks, "route_length"), out=route_indptr[1:])
     n_total = len(kind)
-    succ_indptr, succ_indices = group_by(n_total, *_chain_edges(blocks, first_op))
+    succ_indptr, succ_indices = group_by(n_total, *_chain_edges(blocks, first_op, n_chips))
     chip_indptr, chip_ops, op_rank = order_chips(n_chips, chip, prio)
     graph = Graph(
         op_kind=kind,
@@ -92,7 +88,7 @@ def _joined(blocks: Sequence[Block], name: str) -> NDArray[Any]:
     return np.concatenate([getattr(b, name) for b in blocks])
 
 
-def _chain_edges(blocks: Sequence[Block], first_op: NDArray[np.int64]) -> tuple[Ids, Ids]:
+def _chain_edges(blocks: Sequence[Block], first_op: NDArray[np.int64], n_chips: int) -> tuple[Ids, Ids]:
     """Edges inside every block and between consecutive ones."""
     preds, succs = [], []
     joins: dict[tuple[int, int], tuple[Ids, Ids]] = {}
@@ -102,7 +98,7 @@ def _chain_edges(blocks: Sequence[Block], first_op: NDArray[np.int64]) -> tuple[
         if i + 1 < len(blocks):
             key = (id(block), id(blocks[i + 1]))
             if key not in joins:
-                joins[key] = _join(block, blocks[i + 1])
+                joins[key] = _join(block, blocks[i + 1], n_chips)
             preds.append(joins[key][0] + first_op[i])
             succs.append(joins[key][1] + first_op[i + 1])
     return flat(preds), flat(succs)

@@ -58,12 +58,12 @@ def _ring(
     """Size - 1 steps around the ring. The last send is returned too: the next collective sends after it."""
     size = chips.shape[1]
     member = np.arange(size)
-    following = np.ascontiguousarray(chips[:, (member + 1) % size])
+    following = chips.take((member + 1) % size, axis=1)
     first = b.relay(chips, following, size - 1, message, reason, first_step, in_order=True)
     for pred in after:
         b.edge(pred, first)
-    (last,) = b.later(first, size - 2)
-    return [last[:, member - 1], last]
+    last = b.later(first, size - 2)
+    return [last.take(member - 1, axis=1), last]
 
 
 def direct_exchange(

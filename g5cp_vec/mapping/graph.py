@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from g5cp_vec.engine.arrays import COMPUTE, FLOW, NONE, Graph
 from g5cp_vec.mapping.blocks import Block, Blocks, Handles, Ids
@@ -139,9 +139,9 @@ class BlockBuilder:
             self._wait(handles[:-n], handles[n:])
         return ops.home + first
 
-    def later(self, handles: Handles, n_steps: Any) -> Handles:
-        """Return the ops so many steps after those of a relay or of repeated computes; an axis of steps comes first."""
-        found: Handles = handles + np.reshape(n_steps, (-1, *[1] * handles.ndim)) * self._n
+    def later(self, handles: Handles, n_steps: ArrayLike) -> Handles:
+        """Return the ops so many steps after those of a relay or of repeated computes; axes of steps come first."""
+        found: Handles = np.add.outer(np.asarray(n_steps) * self._n, handles)
         return found
 
     def flow(self, src: Ids, dst: Ids, cost: int, reason: str, step: int = 0, call: str | None = None) -> Handles:
@@ -265,7 +265,7 @@ class BlockBuilder:
             return placed
 
         number = np.zeros(self.n_slots * n_orbits, np.int32)
-        number[place(handle)] = np.arange(len(handle))
+        number[place(handle)] = np.arange(len(handle), dtype=np.int32)
 
         def ops(handles: list[Handles]) -> Ids:
             return number[place(flat(handles, np.int64))]
@@ -335,9 +335,11 @@ class BlockBuilder:
         return [array[is_kept] for array in arrays]
 
     def _wait(self, preds: Handles, succs: Handles) -> None:
-        delivered = self._delivered(preds)
-        self._edges[0].append(delivered.ravel())
-        self._edges[1].append(succs.repeat(delivered.shape[1]))
+        if preds.size and preds.item(0) < 0:
+            delivered = self._delivered(preds)
+            preds, succs = delivered.ravel(), succs.repeat(delivered.shape[1])
+        self._edges[0].append(preds)
+        self._edges[1].append(succs)
 
     def _delivered(self, ops: Handles) -> Handles:
         """Return the ops that handles stand for, shape (n_handles, number): flows where exchanges deliver."""

@@ -32,8 +32,8 @@ def rank_chips(sizes: dict[str, int], rank_order: Sequence[str]) -> NDArray[np.i
 
 def groups_along(ranks: NDArray[np.int32], axis: int) -> NDArray[np.int32]:
     """Return the groups along one axis: shape (n_groups, size of the axis)."""
-    moved = ranks if axis == ranks.ndim - 1 else np.moveaxis(ranks, axis, -1)
-    return moved.reshape(-1, ranks.shape[axis])
+    others = [i for i in range(ranks.ndim) if i != axis]
+    return ranks.transpose(*others, axis).reshape(-1, ranks.shape[axis])
 
 
 def from_groups(groups: NDArray[np.int32], shape: tuple[int, ...], axis: int) -> NDArray[np.int32]:

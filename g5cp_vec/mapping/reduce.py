@@ -65,6 +65,8 @@ def find_runs(chain: list[int]) -> list[Run]:
     while at < len(chain):
         best = Run(at, 1, 1)
         for unit in range(1, min(MAX_UNIT, (len(chain) - at) // 2) + 1):
+            if best.repeats > 1 and unit % best.unit == 0 and unit <= best.unit * best.repeats:
+                continue  # a longer unit of the same pattern repeats no further
             repeats = 1
             while chain[at + repeats * unit : at + (repeats + 1) * unit] == chain[at : at + unit]:
                 repeats += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from g5cp_vec.mapping.collectives import all_gather
-from g5cp_vec.mapping.graph import BlockBuilder, CostKeys, Ids
+from g5cp_vec.mapping.graph import BlockBuilder, CostKeys, Handles, Ids
 from g5cp_vec.mapping.ranks import from_groups, groups_along
 
 
@@ -43,7 +43,7 @@ def gathered(
     # One communicator: latents follow keys.
     step = cp - 1 if collective == "ring" and scores else int(scores)
     arrived = all_gather(b, chips, after, keys.message(("cp_latents", kind)), "cp_gather", collective, step)
-    attended = np.empty(ranks.shape, np.int32)
+    attended: Handles = np.empty(ranks.shape, np.int64)
     for rank in range(min(n_short + 1, cp)):
         members = slice(rank, rank + 1 if rank < n_short else cp)
         attended[:, members] = b.compute(ranks[:, members], keys.duration((f"sparse@{rank}", kind)), "attention")

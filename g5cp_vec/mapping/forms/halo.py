@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from g5cp_vec.mapping.graph import BlockBuilder, CostKeys, Ids
+from g5cp_vec.mapping.graph import BlockBuilder, CostKeys, Handles, Ids
 from g5cp_vec.mapping.load import own_chunks
 from g5cp_vec.mapping.spans import interior_rank
 
@@ -34,7 +34,7 @@ def halo(b: BlockBuilder, ranks: Ids, ready: Ids, keys: CostKeys, kind: int, rea
     """
     cp = ranks.shape[1]
     stands_for = _representatives(reach, cp, uniform=uniform)
-    own = np.empty(ranks.shape, np.int32)
+    own: Handles = np.empty(ranks.shape, np.int64)
     for first, members in _grouped(range(cp), stands_for.__getitem__).items():
         own[:, members] = b.compute(ranks[:, members], keys.duration((f"own@{first}", kind)), "attention")
     b.edge(ready, own)

@@ -41,14 +41,15 @@ def _ring(b: BlockBuilder, ranks: Ids, ready: Ids, keys: CostKeys, kind: int, ac
     cp, message = ranks.shape[1], keys.message(("cp_pass_kv", kind))
     place, steps = np.arange(cp), np.arange(cp - 1)
     # A block is forwarded as soon as it is there, whatever became of the one before.
-    sent = b.relay(ranks, ranks[:, (place + 1) % cp], cp - 1, message, "cp_pass_kv", 0, "send_recv", in_order=False)
-    arrived = b.later(sent[:, place - 1], steps)
+    following = ranks.take((place + 1) % cp, axis=1)
+    sent = b.relay(ranks, following, cp - 1, message, "cp_pass_kv", 0, "send_recv", in_order=False)
+    arrived = b.later(sent.take(place - 1, axis=1), steps)
     attended = b.compute(ranks, keys.duration((accompanied, kind)), "attention", n_steps=cp - 1)
     last = b.compute(ranks, keys.duration(("ring_step", kind)), "attention", cp - 1)
     b.edge(ready, sent)
     b.edge(ready, attended)
     b.edge(arrived[:-1], b.later(attended, steps[1:]))
-    b.edge(b.later(attended, cp - 2)[0], last)
+    b.edge(b.later(attended, cp - 2), last)
     b.edge(arrived[-1], last)
     return last
 
