@@ -217,8 +217,13 @@ class BlockBuilder:
         self._exchanges.append((first, exchange))
         return -1 - ((len(self._exchanges) - 1) * self._n + chips.astype(np.int64))
 
-    def edge(self, preds: Handles, succs: Handles) -> None:
-        """Let ``succs[i]`` wait for ``preds[i]`` (shapes are broadcast against each other)."""
+    def edge(self, preds: Handles, succs: Handles, n_steps: int = 1) -> None:
+        """Let ``succs[i]`` wait for ``preds[i]`` (shapes are broadcast against each other).
+
+        So do those of ``n_steps`` - 1 later steps of both (see `later`).
+        """
+        if n_steps != 1:
+            preds, succs = (self.later(side, np.arange(n_steps)) for side in (preds, succs))
         if preds.shape != succs.shape:
             preds, succs = np.broadcast_arrays(preds, succs)
         self._wait(*self._keep(succs, preds, succs))

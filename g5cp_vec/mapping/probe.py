@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from g5cp_vec.mapping.graph import BlockBuilder, Handles
 from g5cp_vec.mapping.network import Network
@@ -53,7 +54,9 @@ def find_symmetry(
     rotations = list(_rotations(ranks, dp_digit, tp_digit))
     if not rotations:
         return no_symmetry(network)
-    probe = Probe(network, np.stack([r.chips for r in rotations]))
+    digit, shift = (np.array([getattr(r, name) for r in rotations]) for name in ("digit", "shift"))
+    powers = (digit[:, None] == digit) & (shift[:, None] < shift) & (shift % shift[:, None] == 0)
+    probe = Probe(network, np.stack([r.chips for r in rotations]), powers)
     describe(probe)
     chosen: dict[int, tuple[Rotation, Ids]] = {}
     for rotation, holds in zip(rotations, probe.holds, strict=True):
@@ -81,11 +84,11 @@ def _rotations(ranks: Ids, dp_digit: int, tp_digit: int) -> Iterable[Rotation]:
     if 1 < tp_digit < tp:
         views[LOW_TP] = (by_digit, 5)
     for digit, (view, axis) in views.items():
-        size = view.shape[axis]
+        size, before = view.shape[axis], view.ravel()
         for shift in range(1, size):
             if size % shift == 0:
                 chips = np.empty(ranks.size, np.int32)
-                chips[view.ravel()] = np.roll(view, -shift, axis=axis).ravel()
+                chips[before] = view.take(np.arange(shift, size + shift) % size, axis=axis).ravel()
                 yield Rotation(digit, shift, size // shift, chips)
 
 
@@ -96,16 +99,20 @@ class Probe(BlockBuilder):
     ----------
     network : Network
     moves : ndarray of int32, shape (n_moves, n_chips)
+    powers : ndarray of bool, shape (n_moves, n_moves), optional
+        Whether the second move is known to be the first one several times over: it holds where that does.
 
     Attributes
     ----------
     holds : ndarray of bool, shape (n_moves,)
     """
 
-    def __init__(self, network: Network, moves: Ids) -> None:
+    def __init__(self, network: Network, moves: Ids, powers: NDArray[np.bool_] | None = None) -> None:
         super().__init__(network)
         self._moves = moves
+        self._powers = np.zeros((len(moves), len(moves)), np.bool_) if powers is None else powers
         self.holds = np.ones(len(moves), np.bool_)
+        self._test()
         self._seen: set[tuple[bytes, bytes]] = set()
         self._chips: dict[int, Ids] = {}
         self._homes: dict[tuple[int, int], tuple[Ids, Ids, Handles, int]] = {}
@@ -164,9 +171,10 @@ class Probe(BlockBuilder):
             self.edge(pred, sent)
         return self._open(1) + chips
 
-    def edge(self, preds: Handles, succs: Handles) -> None:
-        """Require that dependencies move to dependencies between the same slots."""
-        self._require(*np.broadcast_arrays(preds, succs))
+    def edge(self, preds: Handles, succs: Handles, n_steps: int = 1) -> None:
+        """Require that dependencies move to dependencies between the same slots; of every step the same."""
+        if n_steps:
+            self._require(*np.broadcast_arrays(preds, succs))
 
     def entry(self, ops: Handles, chips: Ids) -> None:
         """Require that what waits at a chip moves with it."""
@@ -182,25 +190,44 @@ class Probe(BlockBuilder):
 
     def _require(self, these: Handles, those: Handles) -> None:
         """Drop the permutations that do not take the pairs (``these[i]``, ``those[i]``) to themselves, all in all."""
-        if these.size == 0 or not self.holds.any():
+        if these.size == 0 or len(self._tested) == 0:
             return
         # Which slot it is does not matter where there is one.
-        these, those = (side.ravel() - side.flat[0] // self._n * self._n for side in (these, those))
+        these, those = (side.ravel() - side.item(0) // self._n * self._n for side in (these, those))
         key = (these.tobytes(), those.tobytes())
         if key in self._seen:
             return
         self._seen.add(key)
-        (slot, home), (other_slot, other) = np.divmod(these, self._n), np.divmod(those, self._n)
-        alive = np.flatnonzero(self.holds)
-        moves = self._moves[alive]
-        if not slot.any() and not other_slot.any():
-            for a, b in ((home, other), (other, home)):
-                if np.bincount(a).max() == 1:
-                    partner = np.full(self._n, -1, np.int64)
-                    partner[a] = b
-                    self.holds[alive] = (partner[moves[:, a]] == moves[:, b]).all(axis=1)
-                    return
-        base = ((slot - slot.min()) * (np.ptp(other_slot) + 1) + other_slot - other_slot.min()) * self._n
-        pairs = np.sort((base + home) * self._n + other)
-        moved = np.sort((base + moves[:, home]) * self._n + moves[:, other], axis=1)
-        self.holds[alive] = (moved == pairs).all(axis=1)
+        stays = _stays(these, those, self._n)
+        while len(self._tested):
+            holds = stays(self._moves[self._tested])
+            if holds.all():
+                return
+            self.holds[self._tested[~holds]] = False
+            self._test()
+
+    def _test(self) -> None:
+        """Choose which permutations to test: all that hold so far but powers of such."""
+        self._tested = np.flatnonzero(self.holds & ~self._powers[self.holds].any(axis=0))
+
+
+def _stays(these: Handles, those: Handles, n: int) -> Callable[[Ids], NDArray[np.bool_]]:
+    """Return what says of moves of ``n`` chips whether they take pairs of handles to themselves, all in all."""
+    # Slots stay, chips at home in them move.
+    sides = [side - side.min() // n * n for side in (these, those)]
+    (these, home), (those, other) = ((side, side % n) for side in sides)
+
+    def moved(side: Handles, chips: Handles, moves: Ids) -> Handles:
+        result: Handles = side - chips + moves[:, chips]
+        return result
+
+    for a, a_chips, b, b_chips in ((these, home, those, other), (those, other, these, home)):
+        if np.bincount(a).max() == 1:
+            partner = np.full(int(a.max()) + n, -1, np.int64)
+            partner[a] = b
+            return lambda moves: (partner[moved(a, a_chips, moves)] == moved(b, b_chips, moves)).all(axis=1)
+    span = int(those.max()) + n
+    pairs = np.sort(these * span + those)
+    return lambda moves: (np.sort(moved(these, home, moves) * span + moved(those, other, moves), axis=1) == pairs).all(
+        axis=1
+    )

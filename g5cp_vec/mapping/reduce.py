@@ -78,8 +78,8 @@ def find_runs(chain: list[int]) -> list[Run]:
     return runs
 
 
-def _parts(structure: Structure) -> Parts:
-    """Return what decides colours.
+def _side_by_side(structure: Structure) -> tuple[Parts, NDArray[np.int64]]:
+    """Return what decides the colours of the distinct blocks' ops, chips and links, and the first op of each block.
 
     In blocks of orbits, a link that some elements of the symmetry leave in place is crossed by as many members of a
     flow's orbit.
@@ -100,7 +100,7 @@ def _parts(structure: Structure) -> Parts:
         route_ops, crossed = route_ops.repeat(times), crossed.repeat(times)
     computes = numbers[ops.kind == COMPUTE]
     grouped: Callable[[int, Ids, Ids], tuple[NDArray[np.int64], Ids]] = group_by
-    return Parts(
+    parts = Parts(
         label, ops.kind, ops.src,
         *grouped(n_ops, ops.succ, ops.pred), *grouped(n_ops, ops.entry_op, ops.entry_chip),
         route_indptr, ops.route_links,
@@ -108,6 +108,7 @@ def _parts(structure: Structure) -> Parts:
         *grouped(n_links, crossed, route_ops),
         network.link_capacity[symmetry.links], network.chip_rate[symmetry.chips],
     )  # fmt: skip
+    return parts, first_op
 
 
 def find_classes(structure: Structure) -> Quotient:
@@ -118,7 +119,7 @@ def find_classes(structure: Structure) -> Quotient:
     SimulationError
         No seed of the hashes gave an equitable partition (never seen).
     """
-    parts = _parts(structure)
+    parts, _ = _side_by_side(structure)
     for seed in range(8):
         with np.errstate(over="ignore"):  # hashes wrap, which numpy minds where nothing is compiled
             op_colour, chip_colour, link_colour = refine(parts, seed)

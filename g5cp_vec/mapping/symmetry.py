@@ -67,13 +67,14 @@ def generated_symmetry(chip_moves: Sequence[Ids], link_moves: Sequence[Ids], ord
 
 def _orbits(moves: Sequence[Ids], orders: Sequence[int]) -> tuple[Ids, Ids, NDArray[np.int64]]:
     """Return lowest members, orbit of every element, and sizes."""
-    lowest = np.arange(len(moves[0]), dtype=np.int32)
+    members = orbit = np.arange(len(moves[0]), dtype=np.int32)
     for move, order in zip(moves, orders, strict=True):
-        # After i rounds the lowest of 2^i images is known.
+        # It moves the orbits of those before as wholes. After i rounds the lowest of 2^i images is known.
+        turned, lowest = orbit[move[members]], np.arange(len(members), dtype=np.int32)
         for _ in range((order - 1).bit_length()):
-            lowest = np.minimum(lowest, lowest[move])
-            move = move[move]  # noqa: PLW2901
-    is_lowest = lowest == np.arange(len(lowest))
-    number = (np.cumsum(is_lowest) - 1).astype(np.int32)
-    orbit = number[lowest]
-    return np.flatnonzero(is_lowest).astype(np.int32), orbit, np.bincount(orbit)
+            lowest = np.minimum(lowest, lowest[turned])
+            turned = turned[turned]
+        is_lowest = lowest == np.arange(len(lowest))
+        number = np.cumsum(is_lowest, dtype=np.int32) - np.int32(1)
+        members, orbit = members[is_lowest], number[lowest][orbit]
+    return members, orbit, np.bincount(orbit)

@@ -39,18 +39,18 @@ def pass_kv_blocking_slowed(b: BlockBuilder, ranks: Ids, ready: Ids, keys: CostK
 def _ring(b: BlockBuilder, ranks: Ids, ready: Ids, keys: CostKeys, kind: int, accompanied: str) -> Ids:
     """Add a ring; ``accompanied`` names the cost of a step during which a block is on its way, all but the last."""
     cp, message = ranks.shape[1], keys.message(("cp_pass_kv", kind))
-    place, steps = np.arange(cp), np.arange(cp - 1)
+    place = np.arange(cp)
     # A block is forwarded as soon as it is there, whatever became of the one before.
     following = ranks.take((place + 1) % cp, axis=1)
     sent = b.relay(ranks, following, cp - 1, message, "cp_pass_kv", 0, "send_recv", in_order=False)
-    arrived = b.later(sent.take(place - 1, axis=1), steps)
+    arrived = sent.take(place - 1, axis=1)
     attended = b.compute(ranks, keys.duration((accompanied, kind)), "attention", n_steps=cp - 1)
     last = b.compute(ranks, keys.duration(("ring_step", kind)), "attention", cp - 1)
     b.edge(ready, sent)
     b.edge(ready, attended)
-    b.edge(arrived[:-1], b.later(attended, steps[1:]))
+    b.edge(arrived, b.later(attended, 1), cp - 2)
     b.edge(b.later(attended, cp - 2), last)
-    b.edge(arrived[-1], last)
+    b.edge(b.later(arrived, cp - 2), last)
     return last
 
 

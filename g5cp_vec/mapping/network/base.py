@@ -107,11 +107,11 @@ class Network(ABC):
 
 def padded_routes(columns: list[NDArray[np.int32]], latency: NDArray[np.int32]) -> Routes:
     """Routes from columns of links, -1 where a route has no link in that place."""
-    table = np.stack(columns, axis=1)
+    table = np.array(columns, np.int32).T
     used = table >= 0
     indptr = np.zeros(len(table) + 1, np.int64)
     np.cumsum(used.sum(axis=1), out=indptr[1:])
-    return Routes(indptr, table[used].astype(np.int32), latency.astype(np.int32))
+    return Routes(indptr, table[used], latency.astype(np.int32))
 
 
 def moved_units(before: Chips, after: Chips, n_units: int) -> Links | None:
@@ -126,7 +126,7 @@ def moved_units(before: Chips, after: Chips, n_units: int) -> Links | None:
     """
     to = np.arange(n_units, dtype=np.int32)
     to[before] = after
-    return to if (to[before] == after).all() and len(np.unique(to)) == n_units else None
+    return to if (to[before] == after).all() and np.bincount(to).max() == 1 else None
 
 
 def places_within(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

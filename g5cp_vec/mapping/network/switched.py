@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from g5cp_vec.config.topology import Hgx, Switch
 from g5cp_vec.mapping.network.base import Chips, Links, Network, Routes, moved_units, padded_routes
@@ -56,34 +55,33 @@ class HgxNetwork(Network):
         self.link_capacity = np.repeat(np.array([0, 0, 1, 1, 2, 2], np.int32), np.diff(self.first))
         nics = topology.nics_per_node if n_chips > self.used else 0
         self.shape = ("hgx", n_chips, self.used, nics, self.has_spine)
-
-    def _nic(self, chip: Chips) -> NDArray[np.int32]:
-        per_node = self.topology.nics_per_node
-        return (chip // self.used * per_node + chip % self.used * per_node // self.used).astype(np.int32)
+        node, place = np.divmod(np.arange(n_chips, dtype=np.int32), np.int32(self.used))
+        per_node = np.int32(topology.nics_per_node)
+        self._node, self._nic = node, node * per_node + place * per_node // np.int32(self.used)
 
     def routes(self, src: Chips, dst: Chips) -> Routes:
         """Scale-up inside a node, scale-out across nodes."""
-        first = self.first
-        inside = src // self.used == dst // self.used
+        first, src_node, dst_node = self.first, self._node[src], self._node[dst]
+        inside = src_node == dst_node
         columns = [
-            np.where(inside, first[0] + src, first[2] + self._nic(src)),
-            np.where(inside, first[1] + dst, first[3] + self._nic(dst)),
+            np.where(inside, first[0] + src, first[2] + self._nic[src]),
+            np.where(inside, first[1] + dst, first[3] + self._nic[dst]),
         ]
         if self.has_spine:
-            columns.insert(1, np.where(inside, -1, first[4] + src // self.used))
-            columns.insert(2, np.where(inside, -1, first[5] + dst // self.used))
-        return padded_routes([c.astype(np.int32) for c in columns], np.where(inside, 0, 1))
+            columns.insert(1, np.where(inside, np.int32(-1), first[4] + src_node))
+            columns.insert(2, np.where(inside, np.int32(-1), first[5] + dst_node))
+        return padded_routes(columns, ~inside)
 
     def moved_links(self, chips: Chips) -> Links | None:
         """Ask that chips of a node go to one node, and those that share a NIC to ones that do."""
-        at, n_units = np.arange(self.n_chips, dtype=np.int32), np.diff(self.first)
+        n_units = np.diff(self.first)
         moved: list[Links | None] = [chips, chips]
         if self.n_chips > self.used:
-            nics = moved_units(self._nic(at), self._nic(chips), int(n_units[2]))
-            nodes = moved_units(at // self.used, chips // self.used, -(-self.n_chips // self.used))
+            nics = moved_units(self._nic, self._nic[chips], int(n_units[2]))
+            nodes = moved_units(self._node, self._node[chips], int(self._node[-1]) + 1)
             moved += [nics, nics, nodes, nodes]
         found = [first + to[:n] for first, to, n in zip(self.first, moved, n_units, strict=False) if to is not None]
-        return np.concatenate(found).astype(np.int32) if len(found) == len(moved) else None
+        return np.concatenate(found) if len(found) == len(moved) else None
 
     def nodes(self, chips: Chips) -> Chips:
         """Consecutive chips share a node."""
