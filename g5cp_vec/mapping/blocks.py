@@ -44,8 +44,12 @@ class Block(NamedTuple):
     handle: Handles = np.zeros(0, np.int64)
 
 
-_PER_OP = ("kind", "src", "dst", "cost", "latency", "prio", "reason", "step", "route_length")
-_PAIRS = ("entry", "exit", "leave", "arrive")
+_PER_OP = ("kind", "src", "dst", "cost", "latency", "prio", "reason", "step", "route_length", "handle")
+# Ops, and what stands beside each.
+_BESIDE = {
+    "succ": "pred", "entry_op": "entry_chip", "exit_op": "exit_chip", "leave_op": "leave_chip",
+    "arrive_op": "arrive_chip",
+}  # fmt: skip
 
 
 class Blocks(NamedTuple):
@@ -67,32 +71,19 @@ class Blocks(NamedTuple):
 
     def split(self) -> list[Block]:
         """Return each block, its ops numbered from 0."""
-        ops, n = self.ops, len(self.n_prio)
-        block = np.repeat(np.arange(n), np.diff(self.first_op))
-
-        def bounds(of_ops: Ids) -> list[int]:
-            found: list[int] = np.searchsorted(block[of_ops], np.arange(n + 1)).tolist()
-            return found
-
-        first: list[int] = self.first_op.tolist()
-        crossed = np.concatenate([[0], np.cumsum(ops.route_length)])[self.first_op].tolist()
-        edges, pairs = bounds(ops.succ), {name: bounds(getattr(ops, f"{name}_op")) for name in _PAIRS}
-        blocks = []
-        for i, n_prio in enumerate(self.n_prio):
-            own, links, between = (slice(at[i], at[i + 1]) for at in (first, crossed, edges))
-            of: dict[str, Any] = {name: getattr(ops, name)[own] for name in _PER_OP}
-            for name, at in pairs.items():
-                of[f"{name}_chip"] = getattr(ops, f"{name}_chip")[at[i] : at[i + 1]]
-                of[f"{name}_op"] = getattr(ops, f"{name}_op")[at[i] : at[i + 1]] - np.int32(first[i])
-            blocks.append(
-                Block(
-                    **of,
-                    route_links=ops.route_links[links],
-                    route_count=ops.route_count[links],
-                    pred=ops.pred[between] - np.int32(first[i]),
-                    succ=ops.succ[between] - np.int32(first[i]),
-                    n_prio=n_prio,
-                    handle=ops.handle[own],
-                )
-            )
-        return blocks
+        ops, n_each, n_blocks = self.ops, np.diff(self.first_op), len(self.n_prio)
+        begin, block = self.first_op[:-1].astype(np.int32).repeat(n_each), np.arange(n_blocks).repeat(n_each)
+        of_ops, of_links = self.first_op.tolist(), np.append(0, ops.route_length.cumsum())[self.first_op].tolist()
+        # Each column, and where every block begins in it.
+        columns: dict[str, tuple[NDArray[Any], list[int]]] = {name: (getattr(ops, name), of_ops) for name in _PER_OP}
+        columns |= {name: (getattr(ops, name), of_links) for name in ("route_links", "route_count")}
+        for name, beside in _BESIDE.items():
+            own = getattr(ops, name)
+            at = block[own].searchsorted(np.arange(n_blocks + 1)).tolist()
+            columns[name] = (own - begin[own], at)
+            other = getattr(ops, beside)
+            columns[beside] = (other - begin[other] if beside == "pred" else other, at)
+        return [
+            Block(**{name: column[at[i] : at[i + 1]] for name, (column, at) in columns.items()}, n_prio=n_prio)
+            for i, n_prio in enumerate(self.n_prio)
+        ]

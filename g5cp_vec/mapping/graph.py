@@ -203,7 +203,7 @@ class BlockBuilder:
             exchange = Exchange(chips, digits, self._n)
             (home,) = self._keep(chips, chips)
             dst, handles = exchange.sent(home)
-            ends = (np.repeat(home, n_peers), dst.ravel())
+            ends = (home.repeat(n_peers), dst.ravel())
             found = self.network.routes(*ends)
             sends = Sends(handles, n_peers, handles.ravel(), *ends, np.diff(found.indptr), found.links, found.latency)
             self._exchanging[key] = (exchange, sends)
@@ -212,8 +212,8 @@ class BlockBuilder:
         for pred in after:
             (kept,) = self._keep(chips, pred)
             delivered = self._delivered(kept)
-            self._edges[0].append(np.repeat(delivered, n_peers, axis=0).ravel())
-            self._edges[1].append(np.repeat(first + sends.kept, delivered.shape[1]))
+            self._edges[0].append(delivered.repeat(n_peers, axis=0).ravel())
+            self._edges[1].append((first + sends.kept).repeat(delivered.shape[1]))
         self._exchanges.append((first, exchange))
         return -1 - ((len(self._exchanges) - 1) * self._n + chips.astype(np.int64))
 
@@ -238,7 +238,7 @@ class BlockBuilder:
         """Declare ops whose ends deliver this block's result to a chip."""
         ops, chips = self._keep(chips, ops, chips)
         delivered = self._delivered(ops)
-        self._exit[0].append(np.repeat(chips, delivered.shape[1]))
+        self._exit[0].append(chips.repeat(delivered.shape[1]))
         self._exit[1].append(delivered.ravel())
 
     def build(self) -> Blocks:

@@ -8,7 +8,7 @@ of the graph, so their orbits are an equitable partition of it, which `reduce` r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,25 +113,24 @@ class Probe(BlockBuilder):
         self._powers = np.zeros((len(moves), len(moves)), np.bool_) if powers is None else powers
         self.holds = np.ones(len(moves), np.bool_)
         self._test()
-        self._seen: set[tuple[bytes, bytes]] = set()
-        self._chips: dict[int, Ids] = {}
-        self._homes: dict[tuple[int, int], tuple[Ids, Ids, Handles, int]] = {}
+        # Layers are alike: what was required once is not again.
+        self._seen: set[Hashable] = set()
+        self._homes: dict[Hashable, tuple[Handles, int]] = {}
 
     def compute(self, chips: Ids, cost: int, reason: str, step: int = 0, n_steps: int = 1) -> Handles:
         """Require that computing chips move to computing chips (their speeds are the network's affair)."""
-        if id(chips) not in self._chips:
-            self._chips[id(chips)] = chips
-            self._require(chips, chips)
+        self._require(chips, chips)
         return self._open(n_steps) + chips
 
     def flow(self, src: Ids, dst: Ids, cost: int, reason: str, step: int = 0, call: str | None = None) -> Handles:
         """Require that both ends of a send move together."""
-        known = self._homes.get((id(src), id(dst)))
-        if known is None:
-            known = self._homes[id(src), id(dst)] = (src, dst, *homes_of(src, dst, self._n))
-            self._require(known[2], src)
-            self._require(known[2], dst)
-        return self._open(known[3]) + known[2]
+        key = (src.tobytes(), dst.tobytes(), src.shape)
+        if key not in self._homes:
+            home, _ = self._homes[key] = homes_of(src, dst, self._n)
+            self._require(home, src)
+            self._require(home, dst)
+        home, n_slots = self._homes[key]
+        return self._open(n_slots) + home
 
     def relay(
         self,
@@ -161,11 +160,14 @@ class Probe(BlockBuilder):
         call: str | None = None,
     ) -> Handles:
         """Require that neighbours in each digit move together, as then members at any distance do."""
-        place, stride = np.arange(chips.shape[1]), 1
-        for digit in reversed(digits):
-            turn = (place // stride + 1) % digit - place // stride % digit
-            self._require(chips, chips[:, place + turn * stride])
-            stride *= digit
+        key = (chips.tobytes(), digits)
+        if key not in self._seen:
+            self._seen.add(key)
+            place, stride = np.arange(chips.shape[1]), 1
+            for digit in reversed(digits):
+                turn = (place // stride + 1) % digit - place // stride % digit
+                self._require(chips, chips.take(place + turn * stride, axis=1))
+                stride *= digit
         sent = self._open(1) + chips
         for pred in after:
             self.edge(pred, sent)
