@@ -113,7 +113,7 @@ def order_chips(
         Place of each compute op on its chip; -1 for a flow.
     """
     computes = np.flatnonzero(op_chip >= 0).astype(np.int32)
-    chip_indptr, chip_ops = group_by(n_chips, op_chip[computes], computes)
+    chip_indptr, chip_ops = group_by(n_chips, op_chip.take(computes), computes)
     if not _is_ordered(chip_indptr, chip_ops, op_prio):
         chip_ops = computes[np.lexsort((computes, op_prio[computes], op_chip[computes]))]
     op_rank = np.full(len(op_chip), -1, np.int32)

@@ -276,7 +276,7 @@ class BlockBuilder:
             return number[place(flat(handles, np.int64))]
 
         if not self._whole:
-            src, dst, links = orbit[src], orbit[dst], self.symmetry.link_orbit[links]
+            src, dst, links = orbit.take(src), orbit.take(dst), self.symmetry.link_orbit.take(links)
         flows = np.flatnonzero(kinds == FLOW).astype(np.int32)
         block = Block(
             kind=kinds,
@@ -292,13 +292,13 @@ class BlockBuilder:
             route_count=np.ones(len(links)),
             pred=ops(self._edges[0]),
             succ=ops(self._edges[1]),
-            entry_chip=orbit[flat(self._entry[0])],
+            entry_chip=orbit.take(flat(self._entry[0])),
             entry_op=ops(self._entry[1]),
-            exit_chip=orbit[flat(self._exit[0])],
+            exit_chip=orbit.take(flat(self._exit[0])),
             exit_op=ops(self._exit[1]),
-            leave_chip=src[flows],
+            leave_chip=src.take(flows),
             leave_op=flows,
-            arrive_chip=dst[flows],
+            arrive_chip=dst.take(flows),
             arrive_op=flows,
             n_prio=sum(self._n_prio),
             handle=handle,
@@ -336,8 +336,8 @@ class BlockBuilder:
         """Flatten arrays, and leave out what is at home (chips or handles) on a chip that another one stands for."""
         if self._whole:
             return [array.ravel() for array in arrays]
-        is_kept = self._is_kept[home % self._n]
-        return [array[is_kept] for array in arrays]
+        kept = self._is_kept.take(home % self._n).ravel().nonzero()[0]
+        return [array.ravel().take(kept) for array in arrays]
 
     def _wait(self, preds: Handles, succs: Handles) -> None:
         if preds.size and preds.item(0) < 0:

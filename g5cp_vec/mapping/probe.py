@@ -220,14 +220,14 @@ def _stays(these: Handles, those: Handles, n: int) -> Callable[[Ids], NDArray[np
     (these, home), (those, other) = ((side, side % n) for side in sides)
 
     def moved(side: Handles, chips: Handles, moves: Ids) -> Handles:
-        result: Handles = side - chips + moves[:, chips]
+        result: Handles = side - chips + moves.take(chips, axis=1)
         return result
 
     for a, a_chips, b, b_chips in ((these, home, those, other), (those, other, these, home)):
         if np.bincount(a).max() == 1:
             partner = np.full(int(a.max()) + n, -1, np.int64)
             partner[a] = b
-            return lambda moves: (partner[moved(a, a_chips, moves)] == moved(b, b_chips, moves)).all(axis=1)
+            return lambda moves: (partner.take(moved(a, a_chips, moves)) == moved(b, b_chips, moves)).all(axis=1)
     span = int(those.max()) + n
     pairs = np.sort(these * span + those)
     return lambda moves: (np.sort(moved(these, home, moves) * span + moved(those, other, moves), axis=1) == pairs).all(

@@ -98,13 +98,13 @@ def _side_by_side(structure: Structure) -> tuple[Parts, NDArray[np.int64]]:
     if symmetry.order > 1:
         times = symmetry.n_fixing[crossed]
         route_ops, crossed = route_ops.repeat(times), crossed.repeat(times)
-    computes = numbers[ops.kind == COMPUTE]
+    computes = (ops.kind == COMPUTE).nonzero()[0].astype(np.int32)
     grouped: Callable[[int, Ids, Ids], tuple[NDArray[np.int64], Ids]] = group_by
     parts = Parts(
         label, ops.kind, ops.src,
         *grouped(n_ops, ops.succ, ops.pred), *grouped(n_ops, ops.entry_op, ops.entry_chip),
         route_indptr, ops.route_links,
-        *grouped(n_chips, ops.src[computes], computes), *grouped(n_chips, ops.exit_chip, ops.exit_op),
+        *grouped(n_chips, ops.src.take(computes), computes), *grouped(n_chips, ops.exit_chip, ops.exit_op),
         *grouped(n_links, crossed, route_ops),
         network.link_capacity[symmetry.links], network.chip_rate[symmetry.chips],
     )  # fmt: skip
@@ -139,16 +139,16 @@ def _quotient(structure: Structure, parts: Parts, op_colour: Ids, chip_colour: I
     # What a class waits for at its block's entry: the chip classes that its first member names.
     is_first = np.zeros(len(op_colour), np.bool_)
     is_first[first_of_class] = True
-    named = is_first[ops.entry_op]
-    entry = chip_colour[ops.entry_chip[named]], op_colour[ops.entry_op[named]]
+    named = is_first.take(ops.entry_op).nonzero()[0]
+    entry = chip_colour.take(ops.entry_chip.take(named)), op_colour.take(ops.entry_op.take(named))
     represents = np.full(len(chip_colour), -1, np.int32)
     represents[chips] = np.arange(len(chips))
 
     def of_classes(op_chip: Ids, of_op: Ids) -> tuple[Ids, Ids]:
         """Return the (chip, op) pairs of the chips that stand for their class, as classes."""
-        chip_class = represents[op_chip]
-        kept = chip_class >= 0
-        return chip_class[kept], op_colour[of_op[kept]]
+        chip_class = represents.take(op_chip)
+        kept = (chip_class >= 0).nonzero()[0]
+        return chip_class.take(kept), op_colour.take(of_op.take(kept))
 
     pairs = {
         "entry": _distinct(*entry, block),
@@ -160,11 +160,11 @@ def _quotient(structure: Structure, parts: Parts, op_colour: Ids, chip_colour: I
     of: dict[str, Any] = {f"{name}_chip": of_class[0] for name, of_class in pairs.items()}
     of |= {f"{name}_op": of_class[1] for name, of_class in pairs.items()}
     for name in ("kind", "cost", "latency", "prio", "reason", "step", "handle"):
-        of[name] = getattr(ops, name)[first_of_class]
+        of[name] = getattr(ops, name).take(first_of_class)
     quotient = ops._replace(
         **of,
-        src=chip_colour[ops.src[first_of_class]],
-        dst=chip_colour[ops.dst[first_of_class]],
+        src=chip_colour.take(ops.src.take(first_of_class)),
+        dst=chip_colour.take(ops.dst.take(first_of_class)),
         route_length=np.diff(route_indptr),
         route_links=route_links,
         route_count=route_count,
@@ -187,5 +187,5 @@ def _quotient(structure: Structure, parts: Parts, op_colour: Ids, chip_colour: I
 def _distinct(chip_class: Ids, op_class: Ids, block: NDArray[np.int64]) -> tuple[Ids, Ids]:
     """Return distinct pairs, block by block and in each by chip and op; ``block`` is that of every class of ops."""
     n_ops, n_chips = len(block), int(chip_class.max(initial=0)) + 1
-    place, op = np.divmod(np.unique((block[op_class] * n_chips + chip_class) * n_ops + op_class), n_ops)
+    place, op = np.divmod(np.unique((block.take(op_class) * n_chips + chip_class) * n_ops + op_class), n_ops)
     return (place % n_chips).astype(np.int32), op.astype(np.int32)

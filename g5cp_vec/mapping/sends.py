@@ -52,7 +52,7 @@ class Exchange:
         Both have shape (len(chips), size - 1); handles count from the exchange's first slot.
         """
         size = self.chips.shape[1]
-        at = self._member[chips][:, None]
+        at = self._member.take(chips)[:, None]
         ahead = (at + np.arange(1, size)) % size
         return self.chips[self._group[chips][:, None], ahead], self._handles(chips[:, None], at, ahead)
 
@@ -61,7 +61,7 @@ class Exchange:
         key = chips.tobytes()
         if key not in self._received:
             size = self.chips.shape[1]
-            at = self._member[chips][:, None]
+            at = self._member.take(chips)[:, None]
             behind = (at - np.arange(1, size)) % size
             senders = self.chips[self._group[chips][:, None], behind]
             self._received[key] = self._handles(senders, behind, at)

@@ -70,11 +70,11 @@ def _orbits(moves: Sequence[Ids], orders: Sequence[int]) -> tuple[Ids, Ids, NDAr
     members = orbit = np.arange(len(moves[0]), dtype=np.int32)
     for move, order in zip(moves, orders, strict=True):
         # It moves the orbits of those before as wholes. After i rounds the lowest of 2^i images is known.
-        turned, lowest = orbit[move[members]], np.arange(len(members), dtype=np.int32)
+        turned, lowest = orbit.take(move.take(members)), np.arange(len(members), dtype=np.int32)
         for _ in range((order - 1).bit_length()):
-            lowest = np.minimum(lowest, lowest[turned])
-            turned = turned[turned]
+            lowest = np.minimum(lowest, lowest.take(turned))
+            turned = turned.take(turned)
         is_lowest = lowest == np.arange(len(lowest))
         number = np.cumsum(is_lowest, dtype=np.int32) - np.int32(1)
-        members, orbit = members[is_lowest], number[lowest][orbit]
+        members, orbit = members[is_lowest], number.take(lowest).take(orbit)
     return members, orbit, np.bincount(orbit)
