@@ -112,7 +112,7 @@ class Probe(BlockBuilder):
         self._moves = moves
         self._powers = np.zeros((len(moves), len(moves)), np.bool_) if powers is None else powers
         self.holds = np.ones(len(moves), np.bool_)
-        self._test()
+        self._choose()
         # Layers are alike: what was required once is not again.
         self._seen: set[Hashable] = set()
         self._homes: dict[Hashable, tuple[Handles, int]] = {}
@@ -206,30 +206,29 @@ class Probe(BlockBuilder):
             if holds.all():
                 return
             self.holds[self._tested[~holds]] = False
-            self._test()
+            self._choose()
 
-    def _test(self) -> None:
-        """Choose which permutations to test: all that hold so far but powers of such."""
+    def _choose(self) -> None:
+        """Choose the permutations to test: all that hold so far but powers of such."""
         self._tested = np.flatnonzero(self.holds & ~self._powers[self.holds].any(axis=0))
 
 
 def _stays(these: Handles, those: Handles, n: int) -> Callable[[Ids], NDArray[np.bool_]]:
     """Return what says of moves of ``n`` chips whether they take pairs of handles to themselves, all in all."""
-    # Slots stay, chips at home in them move.
-    sides = [side - side.min() // n * n for side in (these, those)]
-    (these, home), (those, other) = ((side, side % n) for side in sides)
+    these, those = (side.astype(np.int64) - side.min() // n * n for side in (these, those))
+    span = int(max(these.max(), those.max())) + n
 
-    def moved(side: Handles, chips: Handles, moves: Ids) -> Handles:
-        result: Handles = side - chips + moves.take(chips, axis=1)
-        return result
+    def moved(side: Handles) -> Callable[[Ids], Handles]:
+        # Slots stay, chips at home in them move.
+        home = side % n
+        slot = side - home
+        return lambda moves: slot + moves.take(home, axis=1)
 
-    for a, a_chips, b, b_chips in ((these, home, those, other), (those, other, these, home)):
+    sides = ((these, moved(these)), (those, moved(those)))
+    for (a, moved_a), (b, moved_b) in (sides, sides[::-1]):
         if np.bincount(a).max() == 1:
-            partner = np.full(int(a.max()) + n, -1, np.int64)
+            partner = np.full(span, -1, np.int64)
             partner[a] = b
-            return lambda moves: (partner.take(moved(a, a_chips, moves)) == moved(b, b_chips, moves)).all(axis=1)
-    span = int(those.max()) + n
-    pairs = np.sort(these * span + those)
-    return lambda moves: (np.sort(moved(these, home, moves) * span + moved(those, other, moves), axis=1) == pairs).all(
-        axis=1
-    )
+            return lambda moves: (partner.take(moved_a(moves)) == moved_b(moves)).all(axis=1)
+    pairs, (moved_these, moved_those) = np.sort(these * span + those), (move for _, move in sides)
+    return lambda moves: (np.sort(moved_these(moves) * span + moved_those(moves), axis=1) == pairs).all(axis=1)

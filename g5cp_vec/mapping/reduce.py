@@ -130,46 +130,27 @@ def find_classes(structure: Structure) -> Quotient:
 
 def _quotient(structure: Structure, parts: Parts, op_colour: Ids, chip_colour: Ids, link_colour: Ids) -> Quotient:
     ops, first_op, n_prio = structure.side_by_side
-    first_of_class, chips, links = first_members(op_colour), first_members(chip_colour), first_members(link_colour)
-    pred, succ = class_edges(parts, op_colour, first_of_class)
-    route_indptr, route_links, route_count = class_routes(parts, op_colour, links, len(first_of_class))
+    members, chips, links = first_members(op_colour), first_members(chip_colour), first_members(link_colour)
+    pred, succ = class_edges(parts, op_colour, members)
+    route_indptr, route_links, route_count = class_routes(parts, op_colour, links, len(members))
     # Colours are numbered in order of appearance, so the classes of a block are consecutive.
-    first_class = np.searchsorted(first_of_class, first_op)
+    first_class = np.searchsorted(members, first_op)
     block = np.arange(len(n_prio)).repeat(np.diff(first_class))
-    # What a class waits for at its block's entry: the chip classes that its first member names.
-    is_first = np.zeros(len(op_colour), np.bool_)
-    is_first[first_of_class] = True
-    named = is_first.take(ops.entry_op).nonzero()[0]
-    entry = chip_colour.take(ops.entry_chip.take(named)), op_colour.take(ops.entry_op.take(named))
-    represents = np.full(len(chip_colour), -1, np.int32)
-    represents[chips] = np.arange(len(chips))
-
-    def of_classes(op_chip: Ids, of_op: Ids) -> tuple[Ids, Ids]:
-        """Return the (chip, op) pairs of the chips that stand for their class, as classes."""
-        chip_class = represents.take(op_chip)
-        kept = (chip_class >= 0).nonzero()[0]
-        return chip_class.take(kept), op_colour.take(of_op.take(kept))
-
-    pairs = {
-        "entry": _distinct(*entry, block),
-        "exit": _distinct(*of_classes(ops.exit_chip, ops.exit_op), block),
-        "leave": _distinct(*of_classes(ops.leave_chip, ops.leave_op), block),
-        # A chip may receive several flows of one class at once: each counts where their time is summed.
-        "arrive": of_classes(ops.arrive_chip, ops.arrive_op),
-    }
-    of: dict[str, Any] = {f"{name}_chip": of_class[0] for name, of_class in pairs.items()}
-    of |= {f"{name}_op": of_class[1] for name, of_class in pairs.items()}
-    for name in ("kind", "cost", "latency", "prio", "reason", "step", "handle"):
-        of[name] = getattr(ops, name).take(first_of_class)
+    pairs = _pairs(ops, op_colour, chip_colour, members, chips, block)
     quotient = ops._replace(
-        **of,
-        src=chip_colour.take(ops.src.take(first_of_class)),
-        dst=chip_colour.take(ops.dst.take(first_of_class)),
+        **{f: getattr(ops, f).take(members) for f in ("kind", "cost", "latency", "prio", "reason", "step", "handle")},
+        src=chip_colour.take(ops.src.take(members)),
+        dst=chip_colour.take(ops.dst.take(members)),
         route_length=np.diff(route_indptr),
         route_links=route_links,
         route_count=route_count,
         pred=pred,
         succ=succ,
+        **{
+            f"{name}_{end}": side
+            for name, both in pairs.items()
+            for end, side in zip(("chip", "op"), both, strict=True)
+        },
     )
     own = op_colour - first_class.astype(np.int32)[:-1].repeat(np.diff(first_op))
     lowest_chips, lowest_links = structure.symmetry.chips[chips], structure.symmetry.links[links]
@@ -182,6 +163,33 @@ def _quotient(structure: Structure, parts: Parts, op_colour: Ids, chip_colour: I
         link_orbits=links,
         link_capacity=structure.network.link_capacity[lowest_links],
     )
+
+
+def _pairs(
+    ops: Block, op_colour: Ids, chip_colour: Ids, members: Ids, chips: Ids, block: NDArray[np.int64]
+) -> dict[str, tuple[Ids, Ids]]:
+    """Return the (chip, op) pairs of classes; ``members`` and ``chips`` are their first ones, ``block`` is each op's."""
+    # What a class waits for at its block's entry: the chip classes that its first member names.
+    is_first = np.zeros(len(op_colour), np.bool_)
+    is_first[members] = True
+    named = is_first.take(ops.entry_op).nonzero()[0]
+    entry = chip_colour.take(ops.entry_chip.take(named)), op_colour.take(ops.entry_op.take(named))
+    represents = np.full(len(chip_colour), -1, np.int32)
+    represents[chips] = np.arange(len(chips))
+
+    def at_first(op_chip: Ids, of_op: Ids) -> tuple[Ids, Ids]:
+        """Return the pairs of the chips that stand for their class."""
+        chip_class = represents.take(op_chip)
+        kept = (chip_class >= 0).nonzero()[0]
+        return chip_class.take(kept), op_colour.take(of_op.take(kept))
+
+    return {
+        "entry": _distinct(*entry, block),
+        "exit": _distinct(*at_first(ops.exit_chip, ops.exit_op), block),
+        "leave": _distinct(*at_first(ops.leave_chip, ops.leave_op), block),
+        # A chip may receive several flows of one class at once: each counts where their time is summed.
+        "arrive": at_first(ops.arrive_chip, ops.arrive_op),
+    }
 
 
 def _distinct(chip_class: Ids, op_class: Ids, block: NDArray[np.int64]) -> tuple[Ids, Ids]:

@@ -100,7 +100,8 @@ class Template:
     @property
     def n_ops(self) -> int:
         """Ops of the whole graph, every rank and every layer."""
-        orbits = sum(len(self.structure.blocks[i].kind) * n for i, n in self._occurrences.items())
+        n_each = np.diff(self.structure.side_by_side.first_op).tolist()
+        orbits: int = sum(n_each[i] * n for i, n in self._occurrences.items())
         return orbits * self.structure.symmetry.order
 
     def folds(self) -> tuple[Fold | None, ...]:
