@@ -136,7 +136,6 @@ def _quotient(structure: Structure, parts: Parts, op_colour: Ids, chip_colour: I
     # Colours are numbered in order of appearance, so the classes of a block are consecutive.
     first_class = np.searchsorted(members, first_op)
     block = np.arange(len(n_prio)).repeat(np.diff(first_class))
-    pairs = _pairs(ops, op_colour, chip_colour, members, chips, block)
     quotient = ops._replace(
         **{f: getattr(ops, f).take(members) for f in ("kind", "cost", "latency", "prio", "reason", "step", "handle")},
         src=chip_colour.take(ops.src.take(members)),
@@ -146,11 +145,7 @@ def _quotient(structure: Structure, parts: Parts, op_colour: Ids, chip_colour: I
         route_count=route_count,
         pred=pred,
         succ=succ,
-        **{
-            f"{name}_{end}": side
-            for name, both in pairs.items()
-            for end, side in zip(("chip", "op"), both, strict=True)
-        },
+        **_pairs(ops, op_colour, chip_colour, members, chips, block),
     )
     own = op_colour - first_class.astype(np.int32)[:-1].repeat(np.diff(first_op))
     lowest_chips, lowest_links = structure.symmetry.chips[chips], structure.symmetry.links[links]
@@ -167,8 +162,8 @@ def _quotient(structure: Structure, parts: Parts, op_colour: Ids, chip_colour: I
 
 def _pairs(
     ops: Block, op_colour: Ids, chip_colour: Ids, members: Ids, chips: Ids, block: NDArray[np.int64]
-) -> dict[str, tuple[Ids, Ids]]:
-    """Return the (chip, op) pairs of classes; ``members`` and ``chips`` are their first ones, ``block`` is each op's."""
+) -> dict[str, Any]:
+    """Return the (chip, op) pairs of classes, given the first op and chip of each, and every op class's block."""
     # What a class waits for at its block's entry: the chip classes that its first member names.
     is_first = np.zeros(len(op_colour), np.bool_)
     is_first[members] = True
@@ -183,13 +178,14 @@ def _pairs(
         kept = (chip_class >= 0).nonzero()[0]
         return chip_class.take(kept), op_colour.take(of_op.take(kept))
 
-    return {
+    pairs = {
         "entry": _distinct(*entry, block),
         "exit": _distinct(*at_first(ops.exit_chip, ops.exit_op), block),
         "leave": _distinct(*at_first(ops.leave_chip, ops.leave_op), block),
         # A chip may receive several flows of one class at once: each counts where their time is summed.
         "arrive": at_first(ops.arrive_chip, ops.arrive_op),
     }
+    return {f"{name}_{end}": pairs[name][i] for name in pairs for i, end in enumerate(("chip", "op"))}
 
 
 def _distinct(chip_class: Ids, op_class: Ids, block: NDArray[np.int64]) -> tuple[Ids, Ids]:
