@@ -19,7 +19,7 @@ from g5cp_vec.engine.arrays import COMPUTE, FLOW, Graph
 from g5cp_vec.engine.fold import unfold
 from g5cp_vec.engine.measure import ROLE_RING_FIRST, ROLE_RING_FLOW, ROLE_RING_LAST, Tags
 from g5cp_vec.mapping.chain import chain_blocks
-from g5cp_vec.mapping.graph import REASON, Block, OpGraph
+from g5cp_vec.mapping.graph import REASON, OpGraph
 from g5cp_vec.mapping.network import Network
 from g5cp_vec.mapping.reduce import Quotient, Run, find_classes, find_runs
 from g5cp_vec.mapping.structure import Structure
@@ -94,15 +94,16 @@ class Template:
         self._own_links = self.quotient.link_orbits if self.quotient else self.links
         self.runs: list[Run] = find_runs(structure.chain) if reduced else []
         self._chains: dict[Fold | None, Chain] = {}
-        self._occurrences = Counter(structure.chain)
+        # How often each op of the structure's blocks occurs.
+        occurrences = Counter(structure.chain)
+        n_each = np.diff(self.structure.side_by_side.first_op)
+        self._times = np.array([occurrences[i] for i in range(len(n_each))]).repeat(n_each)
         self._sent: dict[str, NDArray[np.int64]] = {}
 
     @property
     def n_ops(self) -> int:
         """Ops of the whole graph, every rank and every layer."""
-        n_each = np.diff(self.structure.side_by_side.first_op).tolist()
-        orbits: int = sum(n_each[i] * n for i, n in self._occurrences.items())
-        return orbits * self.structure.symmetry.order
+        return int(self._times.sum()) * self.structure.symmetry.order
 
     def folds(self) -> tuple[Fold | None, ...]:
         """Chains to try for a point, shortest first."""
@@ -153,24 +154,20 @@ class Template:
         expanded: NDArray[np.float64] = unfolded[source]
         return expanded
 
-    def _per_chip(self, n_ids: int, which: Any) -> NDArray[np.int64]:
-        """Count over the whole chain, per chip class and cost id, the ops that ``which(block)`` names as (chip, id)."""
+    def _per_chip(self, n_ids: int, chosen: NDArray[np.bool_], end: str = "src") -> NDArray[np.int64]:
+        """Count over the whole chain, per chip class and cost id, the ``chosen`` ops at this end of theirs."""
+        ops = self.structure.side_by_side.ops
         position = np.full(len(self.structure.symmetry.chips), -1, np.int64)
         position[self._own_chips] = np.arange(len(self.chips))
-        total = np.zeros((len(self.chips), n_ids), np.int64)
-        for i, n in self._occurrences.items():
-            chips, ids = which(self.structure.blocks[i])
-            kept = position[chips] >= 0
-            flat = position[chips[kept]] * n_ids + ids[kept]
-            total += n * np.bincount(flat, minlength=total.size).reshape(total.shape)
-        return total
+        chip = position.take(getattr(ops, end))
+        return _tally(chip, ops.cost, self._times, chosen & (chip >= 0), (len(self.chips), n_ids))
 
     @cached_property
     def computes(self) -> dict[str, NDArray[np.int64]]:
         """Computes of each chip class per duration id: ``all``, ``attention``, and ``ring`` (steps of a ring)."""
         n_ids = len(self.structure.keys.durations)
         names = [key[0] for key in self.structure.keys.durations]
-        everything = self._per_chip(n_ids, lambda b: (b.src[b.kind == COMPUTE], b.cost[b.kind == COMPUTE]))
+        everything = self._per_chip(n_ids, self.structure.side_by_side.ops.kind == COMPUTE)
         is_attention = np.array([name.partition("@")[0] in ATTENDING for name in names])
         is_ring = np.array([name in RING_STEPS for name in names])
         return {"all": everything, "attention": everything * is_attention, "ring": everything * is_ring}
@@ -181,12 +178,9 @@ class Template:
             reasons, end = TRAFFIC[column]
             is_sent = np.zeros(len(REASON), np.bool_)
             is_sent[[REASON[reason] for reason in reasons]] = True
-
-            def which(b: Block) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-                chosen = (b.kind == FLOW) & is_sent[b.reason]
-                return (b.src if end == "src" else b.dst)[chosen], b.cost[chosen]
-
-            of_chips = self._per_chip(max(len(self.structure.keys.bytes), 1), which)
+            ops = self.structure.side_by_side.ops
+            chosen = (ops.kind == FLOW) & is_sent.take(ops.reason)
+            of_chips = self._per_chip(max(len(self.structure.keys.bytes), 1), chosen, end)
             self._sent[column] = np.unique(of_chips, axis=0)
         return self._sent[column]
 
@@ -197,18 +191,30 @@ class Template:
         symmetry = self.structure.symmetry
         position = np.full(len(symmetry.links), -1, np.int64)
         position[self._own_links] = np.arange(len(self.links))
-        total = np.zeros((len(self.links), n_ids), np.int64)
-        for i, n in self._occurrences.items():
-            b = self.structure.blocks[i]
-            kept = position[b.route_links] >= 0
-            flat = position[b.route_links[kept]] * n_ids + np.repeat(b.cost, b.route_length)[kept]
-            total += n * np.bincount(flat, minlength=total.size).reshape(total.shape)
+        ops = self.structure.side_by_side.ops
+        link = position.take(ops.route_links)
+        cost, times = ops.cost.repeat(ops.route_length), self._times.repeat(ops.route_length)
+        total = _tally(link, cost, times, link >= 0, (len(self.links), n_ids))
         # So many members of a flow's orbit cross the link.
         total *= symmetry.n_fixing[self._own_links][:, None]
         capacity = self.structure.network.link_capacity[self.links]
         _, first = np.unique(np.column_stack([capacity, total]), axis=0, return_index=True)
         first.sort()
         return self.links[first], total[first]
+
+
+def _tally(
+    row: NDArray[Any],
+    column: NDArray[Any],
+    times: NDArray[np.int64],
+    counted: NDArray[np.bool_],
+    shape: tuple[int, int],
+) -> NDArray[np.int64]:
+    """Count by row and column what is ``counted``, each so many times."""
+    places = counted.nonzero()[0]
+    total = np.zeros(shape, np.int64)
+    np.add.at(total.ravel(), row.take(places) * shape[1] + column.take(places), times.take(places))
+    return total
 
 
 def _tags(ops: OpGraph, runs: NDArray[np.int64]) -> Tags:
