@@ -7,6 +7,7 @@ of the full (unfolded) graph. Not audited: how long a compute op took, and which
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from g5cp_vec.audit.promises import promised_flops, promised_tokens, promised_traffic
 from g5cp_vec.audit.ring import lost_kv_blocks
-from g5cp_vec.audit.sharing import INSTANT_RTOL, Flows, capacity_violations, select_rows
+from g5cp_vec.audit.sharing import INSTANT_RTOL, Flows, capacity_violations
 from g5cp_vec.config.deployment import Deployment
 from g5cp_vec.cost.flops import edge_parts, layer_parts
 from g5cp_vec.cost.messages import message_bytes
@@ -27,6 +28,9 @@ from g5cp_vec.mapping.structure import Structure
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
+
+# Dependencies that are looked at together.
+EDGES_TOGETHER = 2**18
 
 
 class Kpis(NamedTuple):
@@ -90,8 +94,6 @@ def audit(
     once = np.isfinite(start_s) & np.isfinite(finish_s)
     if ran is not None:
         once &= np.asarray(ran) == 1
-    pred = np.repeat(np.arange(len(once)), np.diff(graph.succ_indptr))
-    succ = graph.succ_indices
     tokens = promised_tokens(dep, seq_len, batch, cached_tokens)
     load = build_load(dep, seq_len, batch, cached_tokens)
     kinds = dep.model.kinds[0]
@@ -100,8 +102,7 @@ def audit(
     sent = np.flatnonzero(once & is_flow)
 
     moved = [(np.array(t.src) * dep.n_chips + t.dst, t.n_bytes) for t in promised_traffic(dep, tokens)]
-    pair = ops.op_src[sent].astype(np.int64) * dep.n_chips + ops.op_dst[sent]
-    moved += [(pair[graph.op_cost[sent] == i], -n) for i, n in enumerate(n_bytes)]
+    moved += [(pairs, -n) for pairs, n in zip(_pairs_by_message(ops, sent, len(n_bytes)), n_bytes, strict=True)]
 
     flops = promised_flops(dep, tokens)
     n_runs = np.bincount(graph.op_cost[once & ~is_flow], minlength=len(structure.keys.durations))
@@ -112,9 +113,9 @@ def audit(
     return Kpis(
         lost_ops=int(np.count_nonzero(~once)),
         lost_bytes=_imbalance(moved),
-        lost_kv_blocks=lost_kv_blocks(dep, ops, pred, succ, once),
+        lost_kv_blocks=lost_kv_blocks(dep, ops, once),
         lost_flops=sum(abs(difference) for difference in flops.values()),
-        order_violations=int(np.count_nonzero(_out_of_order(ops, pred, succ, start_s, finish_s, once))),
+        order_violations=int(np.count_nonzero(_out_of_order(ops, start_s, finish_s, once))),
         capacity_violations=_capacity_violations(dep, structure, n_bytes, start_s, finish_s, sent),
     )
 
@@ -124,18 +125,30 @@ def _messages(structure: Structure) -> list[MessageKey]:
     return sorted(structure.keys.bytes, key=structure.keys.bytes.__getitem__)
 
 
+def _pairs_by_message(ops: OpGraph, sent: Array, n_ids: int) -> list[Array]:
+    """Return source * n + destination of the flows that were sent, by the id of their message."""
+    code = np.sort(
+        (ops.graph.op_cost[sent].astype(np.int64) * ops.n_chips + ops.op_src[sent]) * ops.n_chips + ops.op_dst[sent]
+    )
+    n_pairs = ops.n_chips**2
+    ends = np.searchsorted(code, np.arange(n_ids + 1) * n_pairs)
+    return [code[begin:end] - i * n_pairs for i, (begin, end) in enumerate(pairwise(ends))]
+
+
 def _imbalance(moved: Sequence[tuple[Array, int]]) -> int:
     """Sum over pairs of chips of |sum of the amounts| that were booked to them."""
-    codes = np.concatenate([np.zeros(0, np.int64), *(pairs for pairs, _ in moved)])
+    booked = [(*np.unique(pairs, return_counts=True), amount) for pairs, amount in moved]
     # Far from any deployment, but a silent overflow would be a wrong verdict.
-    fits = sum(len(pairs) * abs(amount) for pairs, amount in moved) < 2**63
-    pairs, place = np.unique(codes, return_inverse=True)
+    fits = sum(int(times.sum()) * abs(amount) for _, times, amount in booked) < 2**63
+    pairs, place = np.unique(
+        np.concatenate([np.zeros(0, np.int64), *(pairs for pairs, *_ in booked)]), return_inverse=True
+    )
+    # Unbounded integers where int64 does not do.
     balance = np.zeros(len(pairs), np.int64 if fits else object)
     at = 0
-    for booked, amount in moved:
-        # Unbounded integers where int64 does not do: NumPy adds objects with Python's +.
-        np.add.at(balance, place[at : at + len(booked)], amount)
-        at += len(booked)
+    for some, times, amount in booked:
+        balance[place[at : at + len(some)]] += times.astype(balance.dtype) * amount
+        at += len(some)
     return int(np.abs(balance).sum())
 
 
@@ -152,13 +165,18 @@ def _parts_by_id(dep: Deployment, load: Load, structure: Structure) -> list[list
     return parts
 
 
-def _out_of_order(ops: OpGraph, pred: Array, succ: Array, start_s: Array, finish_s: Array, once: Mask) -> Mask:
+def _out_of_order(ops: OpGraph, start_s: Array, finish_s: Array, once: Mask) -> Mask:
     """Return which ops started too early or ended before they started; one instant is allowed."""
-    ready_s = finish_s * (1 - INSTANT_RTOL)
     early = once & (finish_s < start_s * (1 - INSTANT_RTOL))
-    # NaN compares false: who waits for an op that never ended has started before its end.
-    too_soon = once[succ] & ~(once[pred] & (start_s[succ] >= ready_s[pred]))
-    early[succ[too_soon]] = True
+    # Who waits for an op that never ended has started before its end.
+    ready_s, begun_s = (np.where(once, times, np.inf) for times in (finish_s * (1 - INSTANT_RTOL), start_s))
+    indptr, succ = ops.graph.succ_indptr, ops.graph.succ_indices
+    # Some at a time: exchanges have many more dependencies than ops.
+    ends = np.unique(np.searchsorted(indptr, np.arange(0, len(succ) + EDGES_TOGETHER, EDGES_TOGETHER)))
+    for first, last in pairwise(np.minimum(ends, len(once))):
+        waiting = succ[indptr[first] : indptr[last]]
+        ready = np.repeat(ready_s[first:last], np.diff(indptr[first : last + 1]))
+        early[waiting[begun_s[waiting] < ready]] = True
     # Computes of a chip by start: none may start before the latest end so far. The latest is found among the ranks of
     # the ends, shifted by chip so that one running maximum serves all chips without rounding.
     computes = np.flatnonzero(once & (ops.graph.op_chip >= 0))
@@ -183,14 +201,15 @@ def _capacity_violations(
     # Links are occupied by what the library makes of a message.
     wires = {key: wire(dep, network, key, n) for key, n in zip(_messages(structure), n_bytes, strict=True)}
     (latency_s,) = transfer_latencies(dep, network, structure.keys, {k: w.start_s for k, w in wires.items()}, 1)
-    amount = np.array([*(float(w.wire_bytes) for w in wires.values()), 0])[graph.op_cost[sent]]
-    length = graph.route_indptr[sent + 1] - graph.route_indptr[sent]
-    moving = sent[(amount > 0) & (length > 0)]
-    owner, links = select_rows(graph.route_indptr, graph.route_indices, moving)
+    amount = np.array([*(float(w.wire_bytes) for w in wires.values()), 0])
+    length = np.diff(graph.route_indptr)
+    is_moving = np.zeros(len(length), np.bool_)
+    is_moving[sent] = (amount[graph.op_cost[sent]] > 0) & (length[sent] > 0)
+    moving = np.flatnonzero(is_moving)
     flows = Flows(
-        route_indptr=np.searchsorted(owner, np.arange(len(moving) + 1)),
-        route_links=links,
-        bytes=amount[(amount > 0) & (length > 0)],
+        route_indptr=np.concatenate([[0], np.cumsum(length[moving])]),
+        route_links=graph.route_indices[np.repeat(is_moving, length)],
+        bytes=amount[graph.op_cost[moving]],
         active_s=start_s[moving] + latency_s[graph.op_latency[moving]],
         finish_s=finish_s[moving],
     )

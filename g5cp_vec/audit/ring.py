@@ -21,15 +21,13 @@ Array = NDArray[Any]
 UNKNOWN = -1
 
 
-def lost_kv_blocks(dep: Deployment, ops: OpGraph, pred: Array, succ: Array, ran: NDArray[np.bool_]) -> int:
+def lost_kv_blocks(dep: Deployment, ops: OpGraph, ran: NDArray[np.bool_]) -> int:
     """Count the (layer, rank, block) that were not received exactly once, and at the step of the ring that needs them.
 
     Parameters
     ----------
     dep : Deployment
     ops : OpGraph
-    pred, succ : ndarrays of int, shape (n_edges,)
-        Dependencies.
     ran : ndarray of bool, shape (n_ops,)
         Whether an op ran exactly once.
     """
@@ -38,19 +36,16 @@ def lost_kv_blocks(dep: Deployment, ops: OpGraph, pred: Array, succ: Array, ran:
     expected = _expected_cells(dep, chips)
     if len(sends) == 0:
         return len(expected)
-    block = _carried_blocks(ops, sends, pred, succ, ran)
+    block = _carried_blocks(ops, sends, ran)
     arrived = ran[sends] & (block != UNKNOWN)
     sends, block = sends[arrived], block[arrived]
     at, step = ops.op_dst[sends].astype(np.int64), ops.op_step[sends].astype(np.int64)
     received = (ops.op_layer[sends].astype(np.int64) * dep.n_chips + at) * dep.n_chips + block
-    in_step = received[block == _due(chips, at, step)]
-    cells = np.unique(np.concatenate([expected, received]))
-    wanted, n_received, n_in_step = (_tally(cells, part) for part in (expected, received, in_step))
-    return int(np.count_nonzero((n_received != wanted) | (n_in_step != wanted)))
-
-
-def _tally(cells: Ints, some: Ints) -> Ints:
-    return np.bincount(np.searchsorted(cells, some), minlength=len(cells))
+    cells, place = np.unique(np.concatenate([expected, received]), return_inverse=True)
+    wanted, came = np.split(place, [len(expected)])
+    in_step = came[block == _due(chips, at, step)]
+    n_wanted, n_received, n_in_step = (np.bincount(part, minlength=len(cells)) for part in (wanted, came, in_step))
+    return int(np.count_nonzero((n_received != n_wanted) | (n_in_step != n_wanted)))
 
 
 def _expected_cells(dep: Deployment, chips: Ints) -> Ints:
@@ -82,13 +77,14 @@ def _due(chips: Ints, at: Ints, step: Ints) -> Ints:
     return due
 
 
-def _carried_blocks(ops: OpGraph, sends: Array, pred: Array, succ: Array, ran: NDArray[np.bool_]) -> Ints:
+def _carried_blocks(ops: OpGraph, sends: Array, ran: NDArray[np.bool_]) -> Ints:
     """Return the chip whose block each send carries, `UNKNOWN` where the dependencies do not say."""
     n = len(sends)
     number = np.full(len(ran), -1, np.int64)
     number[sends] = np.arange(n)
-    into = number[succ] >= 0
-    pred, succ = pred[into], succ[into]
+    into = np.flatnonzero(number[ops.graph.succ_indices] >= 0)
+    pred = np.searchsorted(ops.graph.succ_indptr, into, side="right") - 1
+    succ = ops.graph.succ_indices[into]
     local = (ops.op_dst[pred] == ops.op_src[succ]) & (ops.op_layer[pred] == ops.op_layer[succ])
     projected = local & (ops.op_reason[pred] == REASON["qkv"]) & ran[pred]
     forwarded = local & (number[pred] >= 0)
@@ -101,7 +97,9 @@ def _carried_blocks(ops: OpGraph, sends: Array, pred: Array, succ: Array, ran: N
     origin = np.full(n, UNKNOWN, np.int64)
     origin[number[succ[projected]]] = ops.op_src[succ[projected]]
     origin[(n_forwarded > 0) | ~ran[sends]] = UNKNOWN
-    # Each round doubles how far back a send sees along its chain.
+    # Each round doubles how far back a send sees along its chain; what goes round and round has no source.
     for _ in range(n.bit_length()):
-        source = source[source]
+        before, source = source, source[source]
+        if np.array_equal(before, source):
+            break
     return origin[source]
