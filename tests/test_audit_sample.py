@@ -6,8 +6,9 @@ import pytest
 
 import g5cp_vec
 from g5cp_vec.config.grid import load_grid
-from g5cp_vec.runner import plan
+from g5cp_vec.runner import apart, local, plan
 from g5cp_vec.runner.api import expand_and_plan
+from g5cp_vec.runner.schema import KPIS
 
 GRID = {
     "fixed": {"model": "llama-3.1-8b", "chip": "h100-sxm", "topology": "hgx-8", "n_chips": 8, "phase": "prefill"},
@@ -51,3 +52,29 @@ def test_all_and_none():
     rows = g5cp_vec.sweep({**GRID, "axes": {**GRID["axes"], "seq_len": [8192]}}, audit="all")
     valid = rows.filter(rows["status"] != "invalid")
     assert valid["lost_ops"].to_list() == [0] * len(valid)
+
+
+def test_of_algorithms_that_compete_the_winner_is_audited(monkeypatch):
+    fixed = {**GRID["fixed"], "model": "deepseek-v3-671b", "ep": 16, "tp": 8, "n_chips": 16, "dcp": 8, "pcp": 2, "cp": 1}
+    del fixed["phase"]
+    axes = {"phase": ["prefill", "decode"], "seq_len": [4096, 131072], "batch": [1, 16], "chunk_tokens": [0, 2048]}
+    grid = {"fixed": {**fixed, "collective": "best"}, "axes": axes}
+    audited_with = []
+    for module in (local, apart):
+
+        def spy(dep, *rest, original=module.audit_pass):
+            audited_with.append(dep.collective)
+            return original(dep, *rest)
+
+        monkeypatch.setattr(module, "audit_pass", spy)
+    rows = g5cp_vec.sweep(grid, audit="all", jobs=1)
+    assert rows["lost_ops"].to_list() == rows["capacity_violations"].to_list() == [0] * len(rows)
+    # One audit for each pass, with what was chosen for its row.
+    n_passes = sum(n or 1 for n in rows["n_passes"])
+    assert len(audited_with) == n_passes > len(rows)
+    chosen = {word for word in rows["chosen_collective"] if "ring" in word and "direct" in word}
+    assert len(chosen) > 0
+    assert all(any(word in full for full in audited_with) for word in chosen)
+    # A row that is audited is the row that is not.
+    plain = g5cp_vec.sweep(grid, audit="none", jobs=1)
+    assert rows.drop(*KPIS).equals(plain.drop(*KPIS))

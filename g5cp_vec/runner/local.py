@@ -48,6 +48,7 @@ class Work(NamedTuple):
     """A slice with its deployment and what its points ask of it.
 
     ``load`` is that of their passes. Slices that are ``alike`` have equal durations of computes and equal memory.
+    ``audited`` says which points are audited.
     """
 
     slice: Slice
@@ -56,6 +57,7 @@ class Work(NamedTuple):
     point: Point
     passes: Passes
     load: Load
+    audited: NDArray[np.bool_]
 
 
 class Priced(NamedTuple):
@@ -171,11 +173,11 @@ class LocalRunner:
         assert isinstance(dep, Deployment)
         return dep
 
-    def _work(self, s: Slice, collective: str | None = None) -> Work:
+    def _work(self, s: Slice, collective: str | None = None, *, audits: bool = True) -> Work:
         dep, point = self._simulated_deployment(s, collective), points(self.expansion, s.rows)
         passes = split_passes(dep, point)
         alike = self._class_of(s.deployment), *(values.tobytes() for values in point)
-        return Work(s, alike, dep, point, passes, build_load(dep, *passes.load))
+        return Work(s, alike, dep, point, passes, build_load(dep, *passes.load), self.plan.audited[s.rows] & audits)
 
     def _class_of(self, deployment: int) -> Hashable:
         """Name what all deployments have in common that differ in their machine's network only."""
@@ -236,29 +238,35 @@ class LocalRunner:
     def _run_batch(self, batch: Batch) -> Pieces:
         """Simulate a batch; with ``collective = "best"`` by several algorithms, and every row takes the fastest."""
         if self._deployment(batch.slices[0]).collective != BEST:
-            return self._run_simulated(batch, None, self.on_progress)[0]
-        pieces = run_best(batch, self._run_simulated)
+            return self._run_simulated(batch, None, on_progress=self.on_progress)[0]
+        pieces = run_best(batch, self._run_simulated, self.plan.audited)
         self.on_progress(batch.n_rows)
         return pieces
 
     def _run_simulated(
-        self, batch: Batch, collective: str | None, on_progress: Callable[[int], None] = lambda n: None
+        self,
+        batch: Batch,
+        collective: str | None,
+        *,
+        audits: bool = True,
+        on_progress: Callable[[int], None] = lambda n: None,
     ) -> tuple[Pieces, Groups]:
         """Return the columns of a batch, and of every row the groups whose collectives have a choice of algorithms."""
         dep = self._deployment(batch.slices[0])
         if self._is_apart(batch):
-            apart = [self._run_apart(s, collective, on_progress) for s in batch.slices]
+            apart = [self._run_apart(self._work(s, collective, audits=audits), on_progress) for s in batch.slices]
             groups = [[open_groups(dep, row.bytes) for row in keys] for _, _, keys in apart]
             return [(n, columns) for n, columns, _ in apart], groups
-        prepared = self._prepare(batch, collective)
+        prepared = self._prepare(batch, collective, audits=audits)
         pieces = self._finish(*prepared, self._simulate(batch, *prepared, on_progress))
         of_each = open_groups(dep, prepared[0].structure.keys.bytes)
         return pieces, [[of_each] * n for n, _ in pieces]
 
-    def _prepare(self, batch: Batch, collective: str | None = None) -> Prepared:
+    def _prepare(self, batch: Batch, collective: str | None = None, *, audits: bool = True) -> Prepared:
         template = self.template(batch, collective)
         template.chain(template.folds()[0])
-        return template, self._price(template.structure.keys, [self._work(s, collective) for s in batch.slices])
+        works = [self._work(s, collective, audits=audits) for s in batch.slices]
+        return template, self._price(template.structure.keys, works)
 
     def _simulate(
         self, batch: Batch, template: Template, priced: list[Priced], on_progress: Callable[[int], None]
@@ -282,17 +290,13 @@ class LocalRunner:
             begin = end
         return pieces
 
-    def _run_apart(
-        self, s: Slice, collective: str | None, on_progress: Callable[[int], None]
-    ) -> tuple[int, Columns, list[CostKeys]]:
+    def _run_apart(self, work: Work, on_progress: Callable[[int], None]) -> tuple[int, Columns, list[CostKeys]]:
         """Simulate rows with passes that differ in structure."""
-        work = self._work(s, collective)
-        columns, step_s, keys = run_apart(
-            work.dep, self.plan.networks[s.deployment], work.passes,
-            self.plan.audited[s.rows], reduced=self.fidelity == "exact", jobs=self.jobs,
-        )  # fmt: skip
-        on_progress(len(s.rows))
-        return len(s.rows), {**self._common(work, step_s), **self._measured_by_row(work, keys), **columns}, keys
+        network, reduced = self.plan.networks[work.slice.deployment], self.fidelity == "exact"
+        columns, step_s, keys = run_apart(work.dep, network, work.passes, work.audited, reduced=reduced, jobs=self.jobs)
+        n_rows = len(work.slice.rows)
+        on_progress(n_rows)
+        return n_rows, {**self._common(work, step_s), **self._measured_by_row(work, keys), **columns}, keys
 
     def _measured_by_row(self, work: Work, keys: list[CostKeys]) -> Columns:
         """Return what of each row is measured, by the ops and messages of its own passes."""
@@ -352,7 +356,7 @@ class LocalRunner:
         """Audit every pass of the chosen rows of a slice."""
         s, passes = work.slice, work.passes
         columns: dict[str, list[int | None]] = {name: [None] * len(s.rows) for name in KPIS}
-        for row in np.flatnonzero(self.plan.audited[s.rows]):
+        for row in np.flatnonzero(work.audited):
             total = dict.fromkeys(KPIS, 0)
             for i in passes.of_row(row):
                 kpis = audit_pass(work.dep, template, costs, i, passes, i, pass_s[i])

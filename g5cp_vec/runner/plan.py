@@ -153,11 +153,10 @@ def _choose_audited(
         return audited
     deps = expansion.deployments
     n_ops = np.array([estimated_ops(d, "full") if isinstance(d, Deployment) else 0 for d in deps], np.int64)
-    times = np.array([_simulations(d) if isinstance(d, Deployment) else 0 for d in deps], np.int64)
     first = np.array([batch.slices[0].rows[0] for batch in simulated], np.int64)
     some = rows[np.linspace(0, len(rows) - 1, min(SAMPLED_ROWS, len(rows))).astype(np.int64)]
     first, some = (at[n_ops[expansion.deployment[at]] <= SAMPLED_OPS] for at in (first, some))
-    together = int(((n_ops * times)[expansion.deployment[first]] * passes[first]).sum())
+    together = int((n_ops[expansion.deployment[first]] * passes[first]).sum())
     audited[first[:: -(-together // SAMPLED_OPS_TOGETHER) or 1]] = True
     audited[some] = True
     return audited
@@ -184,11 +183,8 @@ def _row_work(dep: Deployment | str, kind: str, audited: NDArray[np.bool_], pass
     """Work of each row of a slice, in simulated ops."""
     if kind != "g5" or not isinstance(dep, Deployment):
         return np.ones(len(audited), np.int64)
-    return (
-        passes
-        * _simulations(dep)
-        * (estimated_ops(dep, fidelity) + audited * (AUDIT_WORK * estimated_ops(dep, "full")))
-    )
+    simulated = _simulations(dep) * estimated_ops(dep, fidelity)
+    return passes * (simulated + audited * (AUDIT_WORK * estimated_ops(dep, "full")))
 
 
 def points(expansion: Expansion, rows: slice | NDArray[np.int64]) -> Point:
