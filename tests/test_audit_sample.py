@@ -55,7 +55,8 @@ def test_all_and_none():
 
 
 def test_of_algorithms_that_compete_the_winner_is_audited(monkeypatch):
-    fixed = {**GRID["fixed"], "model": "deepseek-v3-671b", "ep": 16, "tp": 8, "n_chips": 16, "dcp": 8, "pcp": 2, "cp": 1}
+    degrees = {"ep": 16, "tp": 8, "n_chips": 16, "dcp": 8, "pcp": 2, "cp": 1}
+    fixed = {**GRID["fixed"], **degrees, "model": "deepseek-v3-671b"}
     del fixed["phase"]
     axes = {"phase": ["prefill", "decode"], "seq_len": [4096, 131072], "batch": [1, 16], "chunk_tokens": [0, 2048]}
     grid = {"fixed": {**fixed, "collective": "best"}, "axes": axes}

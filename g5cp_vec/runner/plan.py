@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +25,17 @@ from g5cp_vec.mapping.structure import structure_key
 from g5cp_vec.runner.passes import Point, count_passes
 
 ROWS_PER_PART = 50_000
-# Simulated ops after which a part is written: tens of seconds of work at most.
-OPS_PER_PART = 10**8
-# An audited op costs about as much as this many simulated ones.
-AUDIT_WORK = 10
+# Work after which a part is written, in simulated ops of about 0.1 us: some seconds, which an interruption may lose.
+OPS_PER_PART = 3 * 10**7
+# What else costs as much as so many simulated ops: an audited op, a structure, and a pass that may have one of its own.
+AUDIT_WORK = 5
+STRUCTURE_WORK = 10**5
+PASS_WORK = 2 * 10**4
 # ``--audit sample``: rows beside the first of every structure; ops of the largest one, and of all together (twenty
 # seconds), beyond which only every second structure, or every third, and so on, is looked at.
 SAMPLED_ROWS = 16
 SAMPLED_OPS = 2 * 10**6
-SAMPLED_OPS_TOGETHER = 2 * 10**7
+SAMPLED_OPS_TOGETHER = 5 * 10**7
 
 
 class Slice(NamedTuple):
@@ -179,12 +181,15 @@ def _simulations(dep: Deployment) -> int:
     return len(COLLECTIVES) + n_groups if dep.collective == BEST else 1
 
 
-def _row_work(dep: Deployment | str, kind: str, audited: NDArray[np.bool_], passes: Any, fidelity: str) -> Any:
-    """Work of each row of a slice, in simulated ops."""
+def _slice_work(
+    dep: Deployment | str, kind: str, audited: NDArray[np.bool_], passes: NDArray[np.int64], fidelity: str
+) -> tuple[int, NDArray[np.int64]]:
+    """Work of a structure and of each row of a slice, in simulated ops."""
     if kind != "g5" or not isinstance(dep, Deployment):
-        return np.ones(len(audited), np.int64)
-    simulated = _simulations(dep) * estimated_ops(dep, fidelity)
-    return passes * (simulated + audited * (AUDIT_WORK * estimated_ops(dep, "full")))
+        return 0, np.ones(len(audited), np.int64)
+    of_pass = estimated_ops(dep, fidelity) + (PASS_WORK if varies_with_load(dep) else 0)
+    of_audit = AUDIT_WORK * estimated_ops(dep, "full")
+    return STRUCTURE_WORK * _simulations(dep), passes * (_simulations(dep) * of_pass + audited * of_audit)
 
 
 def points(expansion: Expansion, rows: slice | NDArray[np.int64]) -> Point:
@@ -208,23 +213,26 @@ def _cut(
     n_rows = work = 0
     for batch in batches:
         for index, rows in batch.slices:
-            per_row = _row_work(expansion.deployments[index], batch.kind, audited[rows], passes[rows], fidelity)
+            dep = expansion.deployments[index]
+            structure, per_row = _slice_work(dep, batch.kind, audited[rows], passes[rows], fidelity)
             done = np.concatenate([[0], np.cumsum(per_row)])
             at = 0
             while at < len(rows):
+                is_new = not current or current[-1].kind != batch.kind or current[-1].key != batch.key
+                before = work + structure * is_new
                 # As many rows as the part has room for, at least one into an empty part.
-                fitting = int(np.searchsorted(done, done[at] + OPS_PER_PART - work, side="right")) - 1
+                fitting = int(np.searchsorted(done, done[at] + OPS_PER_PART - before, side="right")) - 1
                 end = min(fitting, at + ROWS_PER_PART - n_rows, len(rows))
                 if end <= at and n_rows > 0:
                     parts.append(current)
                     current, n_rows, work = [], 0, 0
                     continue
                 end = max(end, at + 1)
-                if not current or current[-1].kind != batch.kind or current[-1].key != batch.key:
+                if is_new:
                     current.append(Batch(batch.kind, batch.key))
                 current[-1].slices.append(Slice(index, rows[at:end]))
                 n_rows += end - at
-                work += int(done[end] - done[at])
+                work = before + int(done[end] - done[at])
                 at = end
     if current:
         parts.append(current)
