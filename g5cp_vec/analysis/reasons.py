@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_NUMBER = re.compile(r"[0-9]+")
+_NUMBER = re.compile(r"[0-9]+( or [0-9]+)*")
 
 
 def group_reasons(reasons: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:

@@ -2,7 +2,8 @@
 
 A row may claim more than a peak because it is labelled with another element type than it multiplies in, because its
 unit is wrong, or because its operands stay in a cache between repetitions. A surface bent by it would be cut off at the
-peak again, and wrong beside it; so such rows are set aside, and named.
+peak again, and wrong beside it; so such rows are set aside, and named. No row is too
+slow to be, but a table most of whose rows are a hundred times too slow has another unit than its column names.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from g5cp_vec.cost.calibration import WORK, bound_seconds
 
 # So many are named; the others are counted.
 _N_NAMED = 5
+# A table is doubtful whose median time is so many times what the peaks allow, or this time if that is longer: a short
+# kernel is all launch. Of the tables that the presets were made from the medians are 1.3 to 9.5 times.
+SLOW_FACTOR = 100.0
+SHORT_S = 1e-5
 
 
 class TooFast(NamedTuple):
@@ -60,6 +65,21 @@ def describe_too_fast(too_fast: Sequence[TooFast], n_rows: int) -> str:
     ]
     others = f" and {len(too_fast) - _N_NAMED} more" if len(too_fast) > _N_NAMED else ""
     return f"{len(too_fast)} of {n_rows} rows beat what the hardware can do: {', '.join(named)}{others}"
+
+
+def describe_too_slow(rows: Sequence[Row], machines: Mapping[str, Machine]) -> list[str]:
+    """Return a line about each file most of whose rows are far slower than their machines."""
+    factors: dict[str, list[float]] = {}
+    for row in rows:
+        allowed_s = max(least_seconds(row, machines[row.system]), SHORT_S)
+        factors.setdefault(row.where.rpartition(":")[0], []).append(row.seconds / allowed_s)
+    return [
+        f"{Path(path).name}: half of its {len(found)} rows or more take {median:,.0f} times what the peaks and "
+        f"{SHORT_S * 1e6:.0f} us of launch allow, or longer; "
+        "check that its times are in the unit that their column names"
+        for path, found in factors.items()
+        if (median := float(np.median(found))) > SLOW_FACTOR
+    ]
 
 
 def _times(factor: float) -> str:

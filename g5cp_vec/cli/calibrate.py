@@ -100,13 +100,15 @@ def _rows_of(rows: list[Row], name: str) -> list[Row]:
 def _evaluate(chip: Chip, chip_name: str, name: str, rows: list[Row], as_csv: bool, as_json: bool) -> None:
     from g5cp_vec.calibration.evaluate import evaluate
     from g5cp_vec.calibration.fit import Machine
-    from g5cp_vec.calibration.peaks import describe_too_fast, split_by_peak
+    from g5cp_vec.calibration.peaks import describe_too_fast, describe_too_slow, split_by_peak
     from g5cp_vec.errors import ConfigError
 
     if chip.calibration is None:
         raise ConfigError(f"{chip_name}: has no [calibration]; make one with g5cp-vec calibrate … -o chip.toml")
     own = _rows_of(rows, name)
-    _, too_fast = split_by_peak(own, {name: Machine.of(chip)})
+    machines = {name: Machine.of(chip)}
+    say(*describe_too_slow(own, machines))
+    _, too_fast = split_by_peak(own, machines)
     if too_fast:
         say(f"{describe_too_fast(too_fast, len(own))}; no prediction does")
     result = evaluate(chip, own)
@@ -148,7 +150,7 @@ def _fit(
     chip: Chip, chip_name: str, name: str, rows: list[Row], tables: tuple[Path, ...], source: str, output: Path
 ) -> None:
     from g5cp_vec.calibration.fit import FEW_ROWS, MANY_BYTES, calibration_of, fit_rows
-    from g5cp_vec.calibration.peaks import describe_too_fast, split_by_peak
+    from g5cp_vec.calibration.peaks import describe_too_fast, describe_too_slow, split_by_peak
     from g5cp_vec.calibration.peers import known_machines
     from g5cp_vec.calibration.write import chip_text
     from g5cp_vec.config._files import locate
@@ -177,6 +179,7 @@ def _fit(
         raise ConfigError(f"{output}: cannot be written: {error.strerror or error}") from None
     if said_of_them:
         say(f"{said_of_them}; they are left out, check units and element types")
+    say(*describe_too_slow(known, machines))
     _print_fit(fitted, calibration)
     if calibration.memory_efficiency is None:
         needed = f"GEMMs with m <= {FEW_ROWS} and {MANY_BYTES // 10**6} MB or more"

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from g5cp_vec.config._nearest import divisors, nearest
 from g5cp_vec.config.attention import Attention, Linear
 from g5cp_vec.config.context_kinds import (
     MERGED,
@@ -171,9 +172,15 @@ def _nearest(mixers: tuple[Attention | Linear, ...], n_chips: int, tp: int, pcp:
     return "nearest legal (tp, pcp, dcp): " + ", ".join(map(str, found))
 
 
+def nearest_layouts(chosen: Mapping[str, Any]) -> str:
+    """Name the legal layouts that are nearest to what was chosen."""
+    tp, pcp, dcp, semantics = (chosen[key] for key in ("tp", "pcp", "dcp", "cp_semantics"))
+    return _nearest(mixers_of(chosen["model"]), chosen["n_chips"] // chosen["pp"], tp, pcp, dcp, semantics)
+
+
 def context_obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
     """Yield what forbids the context parallelism of a combination, defaults filled in."""
-    n_chips, dp, tp, pp, cp, pcp, dcp = (chosen[key] for key in ("n_chips", "dp", "tp", "pp", "cp", "pcp", "dcp"))
+    dp, tp, pp, cp, pcp, dcp = (chosen[key] for key in ("dp", "tp", "pp", "cp", "pcp", "dcp"))
     yield from _form_obstacles(chosen)
     if pcp * dcp == 1:
         return
@@ -192,11 +199,12 @@ def context_obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
     if semantics == MULTIPLICATIVE and has_sparse(chosen["model"]) and chosen["interleave"] != chosen["block_size"]:
         written = f"interleave = {chosen['interleave']}, block_size = {chosen['block_size']}"
         yield f"{written}: sparse attention shares a cache by whole blocks, leave interleave out or make it as long"
-    if chosen["block_size"] % chosen["interleave"]:
-        yield f"interleave = {chosen['interleave']} does not divide block_size = {chosen['block_size']}"
+    if (block_size := chosen["block_size"]) % (interleave := chosen["interleave"]):
+        others = nearest("interleave", interleave, divisors(block_size))
+        yield f"interleave = {interleave} does not divide block_size = {block_size}{others}"
     mixers = mixers_of(chosen["model"])
     for reason in _obstacles_of(mixers, tp, pcp, dcp, semantics):
-        yield f"{reason}; {_nearest(mixers, n_chips // pp, tp, pcp, dcp, semantics)}"
+        yield f"{reason}; {nearest_layouts(chosen)}"
 
 
 def _form_obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:

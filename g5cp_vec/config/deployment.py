@@ -30,10 +30,11 @@ from g5cp_vec.config.context import (
     kv_shards,
 )
 from g5cp_vec.config.dtypes import DTYPE_BITS, Dtype, n_bytes
-from g5cp_vec.config.layers import LayerKind, Moe
+from g5cp_vec.config.layers import LayerKind
 from g5cp_vec.config.limits import step_tokens
 from g5cp_vec.config.model import Model
 from g5cp_vec.config.runtime import IDEAL, Runtime, load_runtime
+from g5cp_vec.config.splits import split_obstacles
 from g5cp_vec.config.topology import Topology
 from g5cp_vec.errors import InfeasibleError
 
@@ -358,41 +359,4 @@ def _obstacles(chosen: Mapping[str, Any]) -> Iterator[str]:
         yield obstacle
     if pp > model.n_layers:
         yield f"pp = {pp} stages for {model.n_layers} layers"
-    yield from dict.fromkeys(obstacle for kind in model.kinds[0] for obstacle in _layer_obstacles(chosen, kind))
-
-
-def _layer_obstacles(chosen: Mapping[str, Any], kind: LayerKind) -> Iterator[str]:
-    """Yield what forbids splitting a layer over the tp ranks, and its experts over those of dp * tp."""
-    tp = chosen["tp"]
-    if (a := kind.softmax) is not None:
-        if a.n_heads % tp:
-            yield f"tp = {tp} does not divide {a.n_heads} attention heads"
-        if a.kind == "gqa" and a.n_kv_heads % tp and tp % a.n_kv_heads:
-            yield f"tp = {tp} neither divides nor is a multiple of {a.n_kv_heads} key/value heads"
-    elif (m := kind.linear) is not None:
-        for what, n in (("heads", m.n_heads), ("key heads", m.n_key_heads)):
-            if n % tp:
-                yield f"tp = {tp} does not divide {n} {what} of linear attention"
-    if kind.d_ff % tp:
-        yield f"tp = {tp} does not divide d_ff = {kind.d_ff}"
-    if kind.moe is not None:
-        yield from _expert_obstacles(chosen, kind.moe)
-
-
-def _expert_obstacles(chosen: Mapping[str, Any], moe: Moe) -> Iterator[str]:
-    """Yield what forbids laying the experts over the dp * tp ranks."""
-    dp, tp, ep, pcp = chosen["dp"], chosen["tp"], chosen["ep"], chosen["pcp"]
-    ranks, name = dp * tp * pcp, "dp*tp" if pcp == 1 else "dp*tp*pcp"
-    if ranks % ep:
-        degrees = f"{dp}*{tp}" if pcp == 1 else f"{dp}*{tp}*{pcp}"
-        yield f"ep = {ep} does not divide {name} = {degrees} = {ranks}"
-        return  # without a whole moe_tp there is nothing more to say
-    moe_tp = ranks // ep
-    if moe.n_experts % ep:
-        yield f"ep = {ep} does not divide {moe.n_experts} experts"
-    if moe.d_expert % moe_tp:
-        yield f"moe_tp = {name}/ep = {moe_tp} does not divide d_expert = {moe.d_expert}"
-    if tp % moe_tp and moe_tp % tp:
-        yield f"moe_tp = {name}/ep = {moe_tp} neither divides nor is a multiple of tp = {tp}"
-    if moe.shared_width % tp:
-        yield f"tp = {tp} does not divide the shared experts' width {moe.shared_width}"
+    yield from split_obstacles(chosen)

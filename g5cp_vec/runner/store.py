@@ -99,7 +99,7 @@ class Store:
     def _refuse_other_sweep(self) -> None:
         path = self.folder / MANIFEST
         if not path.exists():
-            self._refuse_foreign_parts()
+            self._refuse_foreign_files()
             return
         found = _read_manifest(path)
         if found.get("hash") != self.hash:
@@ -111,13 +111,21 @@ class Store:
     def _part_files(self) -> Iterator[Path]:
         return (path for path in self.folder.glob("part-*.parquet") if re.fullmatch(r"part-\d{5,}", path.stem))
 
-    def _refuse_foreign_parts(self) -> None:
+    def _refuse_foreign_files(self) -> None:
+        if (self.folder / MANIFEST).exists():
+            return
         # Other programs name their files likewise, and nothing says that these are ours to keep or to delete.
-        if not (self.folder / MANIFEST).exists() and any(self._part_files()):
+        if any(self._part_files()):
             raise ConfigError(f"{self.folder}: holds parts but no {MANIFEST}; choose another -o, or delete them")
+        # What an operating system or a process that was killed leaves is hidden.
+        if any(path.is_dir() or path.name[0] != "." for path in self.folder.iterdir()):
+            raise ConfigError(
+                f"{self.folder}: not empty, and holds no sweep (no {MANIFEST}); choose another -o: a new folder, or an "
+                "empty one"
+            )
 
     def _delete_parts(self) -> None:
-        self._refuse_foreign_parts()
+        self._refuse_foreign_files()
         for path in self._part_files():
             path.unlink()
 
@@ -235,6 +243,8 @@ def scan_sweep(folder: str | Path) -> pl.LazyFrame:
     """
     folder = Path(folder)
     _refuse_name(folder)
+    if folder.is_file() and (folder.parent / MANIFEST).is_file():
+        raise ConfigError(f"{folder}: one file of a sweep; expected the folder that it is in: {folder.parent}")
     if not (folder / MANIFEST).is_file():
         raise ConfigError(f"{folder}: no {MANIFEST} here; expected the output folder of a sweep")
     manifest = _read_manifest(folder / MANIFEST)
