@@ -98,13 +98,13 @@ def test_refusals_name_the_numbers(changes, reason):
 
 def test_widths_must_split_evenly():
     odd = LLAMA.model_copy(update={"d_ff": 53250})
-    assert refusal(model=odd) == "tp = 8 does not divide d_ff = 53250"
+    assert refusal(model=odd) == "tp = 8 does not divide d_ff = 53250; tp = 2 would do"
     six = LLAMA.attention.model_copy(update={"n_kv_heads": 6, "n_heads": 48})
     assert refusal(model=LLAMA.model_copy(update={"attention": six})) == (
-        "tp = 8 neither divides nor is a multiple of 6 key/value heads"
+        "tp = 8 neither divides nor is a multiple of 6 key/value heads; tp = 2 would do"
     )
     shared = QWEN.model_copy(update={"moe": Moe(n_experts=128, top_k=8, d_expert=1540, n_shared=1)})
-    assert refusal(model=shared, ep=16) == "tp = 8 does not divide the shared experts' width 1540"
+    assert refusal(model=shared, ep=16) == "tp = 8 does not divide the shared experts' width 1540; tp = 4 would do"
     # No layer of this model is dense, so its d_ff is free.
     assert deployment(model=QWEN.model_copy(update={"d_ff": 12289}), ep=16).ep == 16
     # More shards than key/value heads replicate them.

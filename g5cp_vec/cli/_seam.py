@@ -30,8 +30,12 @@ class ErrorSeam(click.Group):
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Read the words before the command."""
         _prepare_streams()
-        with _one_line():
-            return super().make_context(*args, **kwargs)
+        try:
+            with _one_line():
+                return super().make_context(*args, **kwargs)
+        except KeyboardInterrupt:
+            say("interrupted")
+            raise click.exceptions.Exit(INTERRUPTED) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command chosen."""
