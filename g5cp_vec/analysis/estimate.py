@@ -21,7 +21,7 @@ from g5cp_vec.runner.room import BYTES_PER_UNFOLDED_OP
 START_S = 0.3
 STRUCTURE_S = 0.01
 OPS_PER_S = 1.5e7
-AUDITED_OPS_PER_S = 0.9e6
+AUDITED_OPS_PER_S = 3e6
 # Resident: the interpreter with its libraries, the rows of a part, and the unfolded graph of the largest audited row.
 BASE_BYTES = 250 * 10**6
 BYTES_PER_ROW = 3200

@@ -28,11 +28,11 @@ ROWS_PER_PART = 50_000
 # Work after which a part is written, in simulated ops of about 0.1 us: some seconds, which an interruption may lose.
 OPS_PER_PART = 3 * 10**7
 # What else costs as much as so many simulated ops: an audited op, a structure, and a pass that may have one of its own.
-AUDIT_WORK = 5
+AUDIT_WORK = 3
 STRUCTURE_WORK = 10**5
 PASS_WORK = 2 * 10**4
-# ``--audit sample``: rows beside the first of every structure; ops of the largest one, and of all together (twenty
-# seconds), beyond which only every second structure, or every third, and so on, is looked at.
+# ``--audit sample``: rows beside the first of every structure; ops of the largest one, and of all together (some
+# twenty seconds), beyond which only every second structure, or every third, and so on, is looked at.
 SAMPLED_ROWS = 16
 SAMPLED_OPS = 2 * 10**6
 SAMPLED_OPS_TOGETHER = 5 * 10**7

@@ -14,7 +14,7 @@ from g5cp_vec.runner.plan import Plan, estimated_ops
 # Resident, of an audit and of ``--fidelity full``; measured 350 on audits of 1 to 24 million ops.
 BYTES_PER_UNFOLDED_OP = 400
 _BYTES_PER_TIMED_OP = 130
-# What the audit of a single point may take: a dozen seconds and 4 GB.
+# What the audit of a single point may take: some seconds and 4 GB.
 POINT_OPS = 10**7
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
