@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from g5cp_vec import replay
+from g5cp_vec.engine import _jit
+from g5cp_vec.engine.arrays import AT, Instants
+from g5cp_vec.engine.fold import is_periodic
 
 RTOL = 1e-9
 # Event times closer than this, yet not equal, are grouped by rounding: such cases say nothing about either side.
@@ -40,3 +43,16 @@ def assert_same(result, makespan, start, finish):
 def kernel(load):
     result = replay(load)
     return result.makespan, result.start, result.finish
+
+
+@_jit.kernel(entry=True)
+def _is_periodic(times, run, window):
+    return is_periodic(times, run, window)
+
+
+def settles(start, finish, run, window):
+    """What the engine says of times of ops in seconds; see `is_periodic`."""
+    instant_s, at = np.unique(np.concatenate([start, finish]).astype(float), return_inverse=True)
+    ops = np.zeros(len(start), AT)
+    ops["start"], ops["finish"] = np.split(at, 2)
+    return bool(_is_periodic(Instants(instant_s, ops), run, window))

@@ -21,12 +21,13 @@ from g5cp_vec.config.deployment import Deployment, build_deployment
 from g5cp_vec.config.model import Attention, Model, Moe, load_model
 from g5cp_vec.config.topology import Ring
 from g5cp_vec.cost.rows import CostRows, cost_rows
-from g5cp_vec.engine.arrays import COMPUTE, FLOW, OK, Costs, make_workspace
+from g5cp_vec.engine.arrays import COMPUTE, FLOW, OK, Costs
 from g5cp_vec.engine.csr import count_predecessors
-from g5cp_vec.engine.schedule import simulate
+from g5cp_vec.engine.measure import Tags
 from g5cp_vec.mapping.graph import REASON, OpGraph
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.structure import Structure, build_structure
+from g5cp_vec.runner.simulate import run_graph
 
 PRESETS = {name: load_model(name) for name in ("llama-3.1-8b", "llama-3.1-405b", "qwen3-235b-a22b", "deepseek-v3-671b")}
 H200 = load_chip(PLAIN_H200)
@@ -170,11 +171,16 @@ def chosen_costs(structure: Structure, durations: dict, messages: dict, more: tu
 
 def play(ops: OpGraph, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
     """Start and end of every op under one row of costs."""
-    g = ops.graph
-    n_ops = len(g.op_kind)
-    start, finish, info = np.full(n_ops, np.nan), np.full(n_ops, np.nan), np.zeros(2, np.int64)
-    assert simulate(g, costs, make_workspace(g), start, finish, info) == OK
-    return start, finish
+    no_runs = np.zeros((0, 4), np.int64)
+    tags = Tags(
+        np.zeros(len(ops.op_reason), np.int8),
+        *([np.zeros(ops.n_chips + 1, int), np.zeros(0, np.int32)] * 2),
+        False,
+        no_runs,
+    )
+    _, _, status, times = run_graph(ops.graph, tags, tuple(column[None] for column in costs), keep_times=True)
+    assert status[0, 0] == OK
+    return tuple(times.times_s[0])
 
 
 def play_point(dep: Deployment, seq_len: int, batch: int = 1, cached_tokens: int = 0) -> float:

@@ -197,7 +197,7 @@ def test_check_simulates_nothing(grid):
         "import sys; from g5cp_vec.cli import main\n"
         f"try: main(['check', {str(grid)!r}])\n"
         "except SystemExit: pass\n"
-        "import g5cp_vec.engine.schedule as s; print('compiled:', len(s.simulate.signatures))"
+        "import g5cp_vec.engine.batch as b; print('compiled:', len(b.run_rows.signatures))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "compiled: 0"

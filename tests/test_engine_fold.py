@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from replays import settles
 
 from g5cp_vec import replay
-from g5cp_vec.engine.fold import is_periodic, unfold
+from g5cp_vec.engine.fold import unfold
 
 
 @st.composite
@@ -40,7 +41,7 @@ def short_chains(draw):
 def verdict(start, finish, first, unit, kept):
     window = np.zeros(2)
     run = np.array([first, unit, kept, 1])
-    return bool(is_periodic(np.array(start, float), np.array(finish, float), run, window)), tuple(window)
+    return settles(start, finish, run, window), tuple(window)
 
 
 @settings(max_examples=500)
@@ -186,7 +187,7 @@ def accepted_folds(seed):
     for kept in range(2, 8):
         short, window = replay(chained(unit, kept)), np.zeros(2)
         run = np.array([1, len(unit[0]), kept, N_UNITS - kept])
-        if is_periodic(short.start, short.finish, run, window):
+        if settles(short.start, short.finish, run, window):
             n_accepted += 1
             for mine, theirs in ((short.start, whole.start), (short.finish, whole.finish)):
                 derived = unfold(mine, run[None], window[None], len(theirs))

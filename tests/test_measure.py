@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g5cp_vec import replay
-from g5cp_vec.engine.arrays import Costs
+from g5cp_vec.engine.arrays import Costs, make_workspace
 from g5cp_vec.engine.batch import run_rows
 from g5cp_vec.engine.measure import (
     COMM_S,
@@ -20,7 +20,10 @@ from g5cp_vec.engine.measure import (
     ROLE_RING_FLOW,
     ROLE_RING_LAST,
     Tags,
+    make_scratch,
 )
+from g5cp_vec.engine.playback import make_shelf
+from g5cp_vec.engine.tape import make_recorder
 from g5cp_vec.errors import ConfigError
 from g5cp_vec.runner.workload import compile_workload
 
@@ -39,8 +42,9 @@ def measures(workload, ends, roles):
     tags = Tags(role, *by_chip(0), *by_chip(1), bool(role.any()), np.zeros((0, 4), np.int64))
     out, events, status = np.zeros((1, 7)), np.zeros(1, np.int64), np.zeros((1, 2), np.int64)
     row = Costs(*(column[None] for column in costs))
-    no_times, no_windows = np.zeros((0, 2, len(role))), np.zeros((0, 0, 2))
-    run_rows(graph, tags, *row, 0, 1, out, events, status, no_times, no_windows)
+    no_times, no_windows = np.zeros((0, 2, len(role))), np.zeros((1, 0, 2))
+    scratch = make_workspace(graph), make_recorder(0), make_shelf(len(role), 1), make_scratch(graph, tags)
+    run_rows(graph, tags, *scratch, *row, 0, 1, out, events, status, no_times, no_windows)
     assert status[0, 0] == 0
     return out[0]
 

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from machines import PLAIN_B200, PLAIN_H100
+from replays import settles
 
 from g5cp_vec import replay
 from g5cp_vec.config.expansion import VALID
 from g5cp_vec.config.grid import load_grid
 from g5cp_vec.cost.rows import cost_rows
-from g5cp_vec.engine.fold import is_periodic, unfold
+from g5cp_vec.engine.fold import unfold
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.network import build_network
 from g5cp_vec.mapping.reduce import Run, find_runs
@@ -255,7 +256,7 @@ def test_a_period_is_believed_only_when_its_past_repeats(n_bytes, repeats):
     for kept in range(2, 9):
         short, window = replay(crossing(kept, n_bytes)), np.zeros(2)
         run = np.array([0, 4, kept, 12 - kept])
-        if is_periodic(short.start, short.finish, run, window):
+        if settles(short.start, short.finish, run, window):
             accepted += 1
             assert short.makespan + (12 - kept) * (window[1] - window[0]) == pytest.approx(whole.makespan, rel=1e-12)
             unfolded = unfold(short.finish, run[None], window[None], len(whole.finish))

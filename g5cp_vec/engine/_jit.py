@@ -107,7 +107,13 @@ def _remove_stale(keep: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def kernel(function: Callable[..., Any] | None = None, *, allocates: bool = False, entry: bool = False) -> Any:
+def kernel(
+    function: Callable[..., Any] | None = None,
+    *,
+    allocates: bool = False,
+    entry: bool = False,
+    inlines: bool = True,
+) -> Any:
     """Compile ``function`` under the policy of this package (lazy, cached, GIL released, numpy errors).
 
     Parameters
@@ -119,9 +125,11 @@ def kernel(function: Callable[..., Any] | None = None, *, allocates: bool = Fals
     entry : bool
         Whether Python calls the function. The others get no wrappers for that and are inlined: a call would copy
         the descriptors of all arrays, which costs more than most inner functions do.
+    inlines : bool
+        False for what is long, called from several places, and takes few arrays or is hardly ever reached.
     """
     if function is None:
-        return lambda f: kernel(f, allocates=allocates, entry=entry)
+        return lambda f: kernel(f, allocates=allocates, entry=entry, inlines=inlines)
     # numba reads its cache folder when a function is decorated; the setting is given back so that other
     # libraries in the process keep theirs.
     previous = _numba_config.CACHE_DIR
@@ -130,7 +138,7 @@ def kernel(function: Callable[..., Any] | None = None, *, allocates: bool = Fals
     if not allocates:
         options["_nrt"] = False
     if not entry:
-        options |= {"no_cpython_wrapper": True, "forceinline": True}
+        options |= {"no_cpython_wrapper": True, "forceinline": inlines}
     try:
         return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=False, **options)(function)
     finally:

@@ -24,24 +24,31 @@ ERR_CYCLE = 1  # info[0]: an op that never became ready
 ERR_NO_PROGRESS = 2  # info[0]: the op at which the loop stopped making progress
 ERR_NOT_FINITE = 3  # info[0]: an op whose end overflowed
 
-# Lengths of the lists of a workspace.
+# Two event times are one instant when they agree to this.
+INSTANT_RTOL = 1e-12
+
+# ``key_s`` of a slot that is not in the heap.
+OUTSIDE = -1.0
+
+# Lengths of the lists of a workspace, and slots at hand.
 (
     N_HEAP,  # ``heap``
     N_SLOTS,  # slots handed out at least once
-    N_FREE,  # ``free``
     N_QUEUE,  # ``queue``
     N_TOUCHED,  # ``touched``
     N_ADDED,  # ``added``
     N_CHANGED,  # ``changed``
     N_AFFECTED,  # ``affected``
     N_OPEN,  # ``open_links``
-    N_TIMERS,  # ``timer``
+    N_ASIDE,  # ``aside``
+    FREE,  # slot given back last, chained through ``after``
     LAST_PUSHED,  # slot: head of the bucket of events made last
-    LAST_TIMER,  # slot: the timers set last
-    N_LISTS,
-) = range(13)
-# Counters of a simulation: ops ended, instants, rate solutions, links looked at by them; and the stamp of the last one.
-N_DONE, N_EVENTS, N_SOLVES, N_LINK_VISITS, STAMP, N_COUNTERS = range(6)
+    RECENT,  # here begin the slots of some recent chains, looked at for one to join
+) = range(12)
+N_RECENT = 8
+# Counters of a simulation: ops ended, instants, rate solutions, links looked at by them; clocks, changes and notes
+# recorded; and what the next row finds as it is: the stamp of the last solution, and whether rows are recorded.
+N_DONE, N_EVENTS, N_SOLVES, N_LINK_VISITS, N_CLOCKS, N_CHANGES, N_NOTES, STAMP, RECORDS = range(9)
 
 # What the loop asks of an op, side by side: one line of the cache holds two of them.
 OP = np.dtype(
@@ -54,21 +61,34 @@ OP = np.dtype(
         ("route", np.uint64),
     ]
 )
-# A flow that moves bytes, or ops that wait for the same time.
+# Ops with the same event time are chained from a slot. While the flows that begin to move at an instant are looked
+# at, they are PENDING as long as nothing shares their links, else CONTENDING; then they have a slot.
+MEMBER = np.dtype([("after", np.uint32), ("slot", np.uint32)])
+PENDING, CONTENDING = np.uint32(2**32 - 2), np.uint32(2**32 - 3)
+# ``lone`` of a link whose flows are in lists.
+SHARED = np.uint32(2**32 - 2)
+# What a slot stands for: a flow in the lists of its links, or a chain, of computes and latencies or of lone flows.
+LISTED, TIMERS, LONE = range(3)
+# A flow in the lists of its links, or a chain of ops.
 SLOT = np.dtype(
     [
         ("rate", np.float64),  # bytes/s; 0 until the first solution
         ("new_rate", np.float64),  # being found: negative until it is, 0 outside the affected set
         ("remaining", np.float64),  # bytes at since_s
-        ("since_s", np.float64),  # TIMER when nothing moves
+        ("since_s", np.float64),
         ("key_s", np.float64),  # time of its event (s), OUTSIDE when it has none
-        ("op", np.uint32),
+        ("kind", np.uint32),
+        ("op", np.uint32),  # the flow; the first op of the chain,
+        ("last", np.uint32),  # its last op,
+        ("n_ops", np.uint32),  # and how many are still in it
+        ("since", np.uint32),  # instant at which it began to move
+        ("noted", np.uint32),  # last note of its rate
         ("heap_pos", np.uint32),  # place of the bucket that it is the head of in the heap of events
         ("before", np.uint32),  # neighbours in the bucket, which is a ring
         ("after", np.uint32),
         ("is_late", np.uint32),  # whether the event is later than its key
-        ("first", np.uint32),  # first hop; first of the timers
-        ("n_hops", np.uint32),  # how many of them
+        ("first", np.uint32),  # first hop
+        ("n_hops", np.uint32),
         ("bottleneck", np.uint32),  # link that bounds the rate
         ("new_bottleneck", np.uint32),
         ("mate_next", np.uint32),  # neighbours in the list of flows with the same bottleneck
@@ -115,6 +135,25 @@ CHIP = np.dtype(
 # Elements of the heaps: what (of a bucket of events, its head), and when or at which rate.
 EVENT = np.dtype([("key_s", np.float64), ("slot", np.uint32), ("unused", np.uint32)])
 OPEN_LINK = np.dtype([("key", np.float64), ("link", np.uint32), ("unused", np.uint32)])
+
+
+# Instants at which an op starts and ends.
+AT = np.dtype([("start", np.uint32), ("finish", np.uint32)])
+# An event on a tape: when its time began to run, and what has to pass or to move since then.
+CLOCK = np.dtype(
+    [
+        ("kind", np.uint32),  # DURATION, LATENCY, TRANSFER
+        ("cost", np.uint32),
+        ("since", np.uint32),  # instant; of a transfer, that of its last change
+        ("n_changes", np.uint32),  # rates that a transfer has had, 0 for one that has had but ``rate``
+        ("first", np.uint32),  # the first of them
+        ("note", np.uint32),  # while it is recorded: note of the last of them
+        ("rate", np.float64),  # last rate of a transfer (bytes/s)
+    ]
+)
+DURATION, LATENCY, TRANSFER = range(3)
+# A rate that holds from an instant on; while a simulation is recorded, with the flow's rate before.
+CHANGE = np.dtype([("rate", np.float64), ("since", np.uint32), ("before", np.uint32)])
 
 
 class Graph(NamedTuple):
@@ -181,6 +220,8 @@ class Workspace(NamedTuple):
     stays small however long the graph. A simulation that ends with OK leaves everything clean for the next row of its
     graph; after a failure make another. Stamps count rate solutions and stay below 2**32 for any number of rows that
     one workspace is used for.
+
+    The fewer arrays, the sooner all is compiled: every function that is passed a workspace is passed all of them.
     """
 
     count: NDArray[np.uint32]
@@ -188,113 +229,115 @@ class Workspace(NamedTuple):
     op: NDArray[np.void]
     pred_left: NDArray[np.uint32]
     slot: NDArray[np.void]
-    free: NDArray[np.uint32]
     hop: NDArray[np.void]
-    timer: NDArray[np.uint32]
+    member: NDArray[np.void]
     heap: NDArray[np.void]
     queue: NDArray[np.uint32]
+    aside: NDArray[np.uint32]
     chip: NDArray[np.void]
     ready: NDArray[np.uint32]
     touched: NDArray[np.uint32]
     added: NDArray[np.uint32]
+    lone_rate: NDArray[np.float64]
     changed: NDArray[np.uint32]
     affected: NDArray[np.uint32]
     link: NDArray[np.void]
+    lone: NDArray[np.uint32]
     open_links: NDArray[np.void]
     max_hops: int
+    instant_s: NDArray[np.float64]
+    at: NDArray[np.void]
+
+
+class Instants(NamedTuple):
+    """When every op of a row starts and ends.
+
+    Attributes
+    ----------
+    instant_s : ndarray of float64, shape (n_instants,)
+        Ascending.
+    at : ndarray of `AT`, shape (n_ops,)
+        Instants.
+    """
+
+    instant_s: NDArray[np.float64]
+    at: NDArray[np.void]
 
 
 @kernel
-def unsigned(g: Any) -> Any:
-    """Return the same graph with all indices unsigned; `NONE` becomes `NIL`."""
-    return Graph(
-        op_kind=g.op_kind,
-        op_chip=g.op_chip.view(np.uint32),
-        op_cost=g.op_cost.view(np.uint32),
-        op_latency=g.op_latency.view(np.uint32),
-        op_rank=g.op_rank.view(np.uint32),
-        chip_indptr=g.chip_indptr.view(np.uint64),
-        chip_ops=g.chip_ops.view(np.uint32),
-        route_indptr=g.route_indptr.view(np.uint64),
-        route_indices=g.route_indices.view(np.uint32),
-        route_count=g.route_count,
-        route_op=g.route_op.view(np.uint32),
-        succ_indptr=g.succ_indptr.view(np.uint64),
-        succ_indices=g.succ_indices.view(np.uint32),
-        pred_count=g.pred_count.view(np.uint32),
-        link_capacity=g.link_capacity.view(np.uint32),
-    )
+def start_s(times: Any, op: Any) -> Any:
+    """Start of an op (s)."""
+    return times.instant_s[times.at[op]["start"]]
 
 
 @kernel
-def _longest_route(g: Any) -> Any:
-    longest = 0
-    for op in range(len(g.op_kind)):
-        longest = max(longest, g.route_indptr[op + 1] - g.route_indptr[op])
-    return longest
+def finish_s(times: Any, op: Any) -> Any:
+    """End of an op (s)."""
+    return times.instant_s[times.at[op]["finish"]]
 
 
-@kernel(allocates=True)
-def _pack_ops(g: Any) -> Any:
+class Entries(NamedTuple):
+    """What a record of `OP` points into, with unsigned indices; few arrays, for the sake of compilation."""
+
+    succ_indices: NDArray[np.uint32]
+    route_indices: NDArray[np.uint32]
+    route_count: NDArray[np.float64]
+    chip_ops: NDArray[np.uint32]
+
+
+def _pack_ops(g: Graph) -> NDArray[np.void]:
     n_ops = len(g.op_kind)
     op = np.empty(n_ops + 1, OP)
-    for i in range(n_ops):
-        op[i]["chip"] = g.op_chip[i]
-        op[i]["rank"] = g.op_rank[i]
-        op[i]["cost"] = g.op_cost[i]
-        op[i]["latency"] = g.op_latency[i]
-    for i in range(n_ops + 1):
-        op[i]["succ"] = g.succ_indptr[i]
-        op[i]["route"] = g.route_indptr[i]
+    op["chip"][:n_ops] = g.op_chip.view(np.uint32)
+    op["rank"][:n_ops] = g.op_rank.view(np.uint32)
+    op["cost"][:n_ops] = g.op_cost.view(np.uint32)
+    op["latency"][:n_ops] = g.op_latency.view(np.uint32)
+    op["succ"] = g.succ_indptr
+    op["route"] = g.route_indptr
     return op
 
 
-@kernel(allocates=True)
-def _clean_chips(g: Any) -> Any:
-    n_chips = len(g.chip_indptr) - 1
-    chip = np.zeros(n_chips, CHIP)
-    for i in range(n_chips):
-        chip[i]["begin"] = g.chip_indptr[i]
-        chip[i]["next_op"] = NIL
-    return chip
-
-
-@kernel(allocates=True)
-def _clean_links(n_links: int) -> Any:
-    link = np.zeros(n_links, LINK)
-    for i in range(n_links):
-        link[i]["head"] = NIL
-        link[i]["mate_head"] = NIL
-    return link
-
-
-@kernel(allocates=True, entry=True)
-def make_workspace(g: Any) -> Any:
+def make_workspace(g: Graph) -> Workspace:
     """Allocate the scratch of one simulation of a graph.
 
     Nearly all of it is made for every op being under way at once; the system provides only what is touched.
     """
     n_ops, n_chips, n_links = len(g.op_kind), len(g.chip_indptr) - 1, len(g.link_capacity)
-    max_hops = _longest_route(g)
+    max_hops = int(np.diff(g.route_indptr).max(initial=0))
+    # One slot more than there are ops, for both have them while latencies turn into transfers, and one that nothing
+    # has. They are made clean when they are handed out: most never are.
+    slot = np.empty(n_ops + 2, SLOT)
+    slot["key_s"][n_ops + 1] = OUTSIDE
+    count = np.zeros(RECENT + N_RECENT, np.uint32)
+    count[FREE], count[RECENT:] = NIL, n_ops + 1
+    chip = np.zeros(n_chips, CHIP)
+    chip["begin"] = g.chip_indptr[:-1]
+    chip["next_op"] = NIL
+    link = np.zeros(n_links, LINK)
+    link["head"] = link["mate_head"] = NIL
     return Workspace(
-        count=np.zeros(N_LISTS, np.uint32),
-        counter=np.zeros(N_COUNTERS, np.int64),
+        count=count,
+        counter=np.zeros(RECORDS + 1, np.int64),
         op=_pack_ops(g),
         pred_left=np.empty(n_ops, np.uint32),
-        # One more than there are ops: while timers turn into transfers, both have slots.
-        slot=np.zeros(n_ops + 1, SLOT),
-        free=np.empty(n_ops + 1, np.uint32),
+        slot=slot,
         hop=np.empty((n_ops + 1) * max_hops, HOP),
-        timer=np.empty(n_ops, np.uint32),
+        member=np.empty(n_ops, MEMBER),
         heap=np.empty(n_ops + 1, EVENT),
         queue=np.empty(n_ops, np.uint32),
-        chip=_clean_chips(g),
+        aside=np.empty(n_ops, np.uint32),
+        chip=chip,
         ready=np.empty(n_ops, np.uint32),
         touched=np.empty(n_chips, np.uint32),
         added=np.empty(n_ops, np.uint32),
+        lone_rate=np.empty(n_ops),
         changed=np.empty(n_links, np.uint32),
         affected=np.empty(n_ops, np.uint32),
-        link=_clean_links(n_links),
+        link=link,
+        lone=np.full(n_links, NIL, np.uint32),
         open_links=np.empty(n_links, OPEN_LINK),
         max_hops=max_hops,
+        # No op has more than two events, and every instant has one.
+        instant_s=np.empty(2 * n_ops + 2),
+        at=np.empty(n_ops, AT),
     )

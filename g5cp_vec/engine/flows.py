@@ -1,5 +1,9 @@
 """The flows under way: which cross a link, what they use of it, and which of them it bounds.
 
+Most flows of a deployment share nothing with another. Such a *lone* flow is only noted at its links (``w.lone``): its
+rate and its end are known when it begins, and it waits for that end in a chain with others, as a compute does. When
+another flow comes to one of its links, it leaves the chain and is listed as that one is.
+
 Every link has two doubly linked lists, so that a flow comes and goes in a time proportional to its route: the flows
 that cross it, chained through their hops, and its *mates*, the flows whose bottleneck it is.
 """
@@ -9,7 +13,9 @@ from __future__ import annotations
 import numpy as np
 
 from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.arrays import N_CHANGED, NIL
+from g5cp_vec.engine.arrays import CONTENDING, LISTED, N_ASIDE, N_CHANGED, NIL, PENDING, SHARED
+from g5cp_vec.engine.heap import heap_push, take_slot
+from g5cp_vec.engine.tape import note_rate
 
 # The sum of a link's rates is kept by adding and subtracting; it is made anew after so many changes, so that
 # roundings do not pile up.
@@ -42,27 +48,85 @@ def _unlink_mate(w, slot):
 
 
 @kernel
-def link_flow(g, w, slot):
-    """Enter a flow, still at rate 0, in the lists of the links it crosses.
+def claim_links(g, w, op):
+    """Let a flow that begins to move have its links to itself, unless others are there: then all of these share.
 
-    While no other flow crosses any of them, its rate can only be that of the narrowest: it is kept as ``new_rate``,
-    which is 0 for a flow that shares a link.
+    Lone flows that must share their links from now on are put aside. Returns the rate of the flow
+    while it is alone.
     """
+    w.member[op]["slot"] = PENDING
+    rate = np.inf
+    for at in range(w.op[op]["route"], w.op[op + 1]["route"]):
+        link = g.route_indices[at]
+        rate = min(rate, w.link[link]["capacity"] / g.route_count[at])
+        holder = w.lone[link]
+        if holder == NIL:
+            w.lone[link] = op
+            continue
+        w.member[op]["slot"] = CONTENDING
+        if holder == SHARED:
+            continue
+        if w.member[holder]["slot"] < CONTENDING:
+            w.aside[w.count[N_ASIDE]] = holder
+            w.count[N_ASIDE] += 1
+            for p in range(w.op[holder]["route"], w.op[holder + 1]["route"]):
+                w.lone[g.route_indices[p]] = SHARED
+        else:
+            w.member[holder]["slot"] = CONTENDING
+    return rate
+
+
+@kernel
+def disturb(g, c, w, r, op):
+    """Let a flow that had its links to itself share them: it leaves its chain, at the rate and end it has."""
+    slot = w.member[op]["slot"]
+    f = w.slot[slot]
+    if f["n_ops"] > 1:
+        f["n_ops"] -= 1
+        since, since_s, key_s = f["since"], f["since_s"], f["key_s"]
+        slot = take_slot(w, op)
+        f = w.slot[slot]
+        f["since"] = since
+        f["since_s"] = since_s
+        heap_push(w, slot, key_s)
+    f["op"] = op
+    link_flow(g, c, w, slot)
+    set_alone(w, slot)
+    note_rate(r, w.counter, f, f["since"])
+
+
+@kernel
+def free_links(g, w, op):
+    """Take a lone flow off its links; whether it was one, and had not been disturbed."""
+    begin, end = w.op[op]["route"], w.op[op + 1]["route"]
+    if w.lone[g.route_indices[begin]] != op:
+        return False
+    for at in range(begin, end):
+        w.lone[g.route_indices[at]] = NIL
+    return True
+
+
+@kernel
+def link_flow(g, c, w, slot):
+    """Enter a flow, with all its bytes and still at rate 0, in the lists of the links it crosses."""
     f = w.slot[slot]
     op = f["op"]
     begin, end = w.op[op]["route"], w.op[op + 1]["route"]
-    first = slot * w.max_hops
-    f["first"] = first
+    p = slot * w.max_hops
+    f["kind"] = LISTED
+    f["first"] = p
     f["n_hops"] = end - begin
     f["rate"] = 0.0
+    f["new_rate"] = 0.0
+    f["remaining"] = c.bytes[w.op[op]["cost"]]
     f["bottleneck"] = NIL
-    rate, narrowest, is_alone = np.inf, NIL, True
-    p = first
+    f["noted"] = NIL
+    w.member[op]["slot"] = slot
     for at in range(begin, end):
-        link, count = g.route_indices[at], g.route_count[at]
+        link = g.route_indices[at]
         hop, b = w.hop[p], w.link[link]
         head = b["head"]
-        hop["count"] = count
+        hop["count"] = g.route_count[at]
         hop["link"] = link
         hop["slot"] = slot
         hop["next"] = head
@@ -70,56 +134,45 @@ def link_flow(g, w, slot):
         b["head"] = p
         if head != NIL:
             w.hop[head]["prev"] = p
-            w.slot[w.hop[head]["slot"]]["new_rate"] = 0.0
-            is_alone = False
-        share = b["capacity"] / count
-        if share < rate:
-            rate, narrowest = share, link
+        w.lone[link] = SHARED
         p += 1
-    f["new_rate"] = rate if is_alone else 0.0
-    f["new_bottleneck"] = narrowest
 
 
 @kernel
 def find_alone(w, link):
-    """Return the flow that a link was left with, if it shares none of its links now, with its rate as ``new_rate``.
-
-    NIL when there is none, or when others have to be asked.
-    """
+    """Return the flow that a link was left with if it shares none of its links now, else NIL."""
     p = w.link[link]["head"]
     if p == NIL or w.hop[p]["next"] != NIL:
         return NIL
     slot = w.hop[p]["slot"]
     f = w.slot[slot]
-    rate, narrowest = np.inf, NIL
     for p in range(f["first"], f["first"] + f["n_hops"]):
-        hop = w.hop[p]
-        if hop["next"] != NIL or hop["prev"] != NIL:
+        if w.hop[p]["next"] != NIL or w.hop[p]["prev"] != NIL:
             return NIL
-        share = w.link[hop["link"]]["capacity"] / hop["count"]
-        if share < rate:
-            rate, narrowest = share, hop["link"]
-    f["new_rate"] = rate
-    f["new_bottleneck"] = narrowest
     return slot
 
 
 @kernel
 def set_alone(w, slot):
-    """Give a flow that shares nothing the rate that was found for it."""
+    """Give a flow in lists that no other is in the rate of the narrowest link."""
     f = w.slot[slot]
-    rate, link = f["new_rate"], f["new_bottleneck"]
+    rate, narrowest = np.inf, NIL
+    for p in range(f["first"], f["first"] + f["n_hops"]):
+        share = w.link[w.hop[p]["link"]]["capacity"] / w.hop[p]["count"]
+        if share < rate:
+            rate, narrowest = share, w.hop[p]["link"]
     f["rate"] = rate
-    f["new_rate"] = 0.0
     if f["bottleneck"] != NIL:
         _unlink_mate(w, slot)
         w.link[f["bottleneck"]]["n_mates"] = 0
-    _link_mate(w, slot, link)
-    b = w.link[link]
+    _link_mate(w, slot, narrowest)
+    b = w.link[narrowest]
     b["n_mates"] = 1
     b["level"] = rate
     for p in range(f["first"], f["first"] + f["n_hops"]):
-        w.link[w.hop[p]["link"]]["used"] = w.hop[p]["count"] * rate
+        b = w.link[w.hop[p]["link"]]
+        b["used"] = w.hop[p]["count"] * rate
+        b["is_changed"] = 0
 
 
 @kernel
@@ -141,6 +194,7 @@ def unlink_flow(w, slot):
         if b["head"] == NIL:
             b["used"] = 0.0
             b["n_updates"] = 0
+            w.lone[hop["link"]] = NIL
             continue
         b["used"] -= hop["count"] * f["rate"]
         b["n_updates"] += 1

@@ -26,30 +26,39 @@ RUN_EXTRA = 3
 
 
 @kernel
-def _first_start(start_s, begin, end):
-    first_s = np.inf
-    for op in range(begin, end):
-        first_s = min(first_s, start_s[op])
-    return first_s
+def _first_start(at, begin, end):
+    """Instant of the first start."""
+    first = at[begin]["start"]
+    for op in range(begin + 1, end):
+        first = min(first, at[op]["start"])
+    return first
 
 
 @kernel
-def _oldest_in_flight(start_s, finish_s, at_s, eps_s):
-    """Earliest start among the ops in flight at ``at_s``; ``at_s`` itself when there is none."""
-    oldest_s = at_s
-    for op in range(len(start_s)):
-        if start_s[op] <= at_s + eps_s and finish_s[op] > at_s + eps_s:
-            oldest_s = min(oldest_s, start_s[op])
-    return oldest_s
+def _oldest_in_flight(at, begun, oldest):
+    """Earliest start of the ops in flight once ``begun`` instants have begun; ``oldest`` itself when there is none."""
+    for op in range(len(at)):
+        if at[op]["start"] < begun and at[op]["finish"] >= begun:
+            oldest = min(oldest, at[op]["start"])
+    return oldest
 
 
-@kernel(entry=True)
-def is_periodic(start_s, finish_s, run, out_window_s):
+@kernel
+def _begun(instant_s, at, until_s):
+    """How many instants begin up to ``until_s``, among which is instant ``at``."""
+    at += 1
+    while at < len(instant_s) and instant_s[at] <= until_s:
+        at += 1
+    return at
+
+
+@kernel
+def is_periodic(times, run, out_window_s):
     """Whether the states at the first starts of a run's last two units are equal up to their distance.
 
     Parameters
     ----------
-    start_s, finish_s : ndarrays of float64, shape (n_ops,)
+    times : Instants
     run : ndarray of int64, shape (4,)
         ``RUN_*``.
     out_window_s : ndarray of float64, shape (2,)
@@ -59,34 +68,39 @@ def is_periodic(start_s, finish_s, run, out_window_s):
     -------
     bool
     """
+    instant_s, at = times.instant_s, times.at
     first, unit, kept = run[RUN_FIRST], run[RUN_UNIT], run[RUN_KEPT]
     last = first + (kept - 1) * unit
-    a_s = _first_start(start_s, last - unit, last)
-    b_s = _first_start(start_s, last, last + unit)
+    a, b = _first_start(at, last - unit, last), _first_start(at, last, last + unit)
+    a_s, b_s = instant_s[a], instant_s[b]
     out_window_s[0], out_window_s[1] = a_s, b_s
     period_s = b_s - a_s
     eps_s = PERIOD_RTOL * period_s
-    oldest_s = _oldest_in_flight(start_s, finish_s, a_s, eps_s)
+    # What has begun by then: all instants before these.
+    by_a, by_b = _begun(instant_s, a, a_s + eps_s), _begun(instant_s, b, b_s + eps_s)
+    oldest_s = instant_s[_oldest_in_flight(at, by_a, a)]
     for op in range(first):
-        if finish_s[op] > oldest_s + eps_s:
+        if instant_s[at[op]["finish"]] > oldest_s + eps_s:
             return False
     for op in range(first, first + unit):
-        if finish_s[op] > oldest_s + period_s + eps_s:
+        if instant_s[at[op]["finish"]] > oldest_s + period_s + eps_s:
             return False
-    for op in range(last + unit, len(start_s)):
-        if start_s[op] <= b_s + eps_s:
+    for op in range(last + unit, len(at)):
+        if at[op]["start"] < by_b:
             return False
     for op in range(first, last):
         image = op + unit
-        has_started, has_ended = start_s[op] <= a_s + eps_s, finish_s[op] <= a_s + eps_s
-        if has_started != (start_s[image] <= b_s + eps_s) or has_ended != (finish_s[image] <= b_s + eps_s):
+        has_started, has_ended = at[op]["start"] < by_a, at[op]["finish"] < by_a
+        if has_started != (at[image]["start"] < by_b) or has_ended != (at[image]["finish"] < by_b):
             return False
+        if not has_started:
+            continue
+        finish_s, image_finish_s = instant_s[at[op]["finish"]], instant_s[at[image]["finish"]]
         # Either of the two may reach into the past that decides.
-        decides = finish_s[op] >= oldest_s - eps_s or finish_s[image] >= oldest_s + period_s - eps_s
-        if has_started and decides:
-            if abs(start_s[image] - start_s[op] - period_s) > eps_s:
+        if finish_s >= oldest_s - eps_s or image_finish_s >= oldest_s + period_s - eps_s:
+            if abs(instant_s[at[image]["start"]] - instant_s[at[op]["start"]] - period_s) > eps_s:
                 return False
-            if has_ended and abs(finish_s[image] - finish_s[op] - period_s) > eps_s:
+            if has_ended and abs(image_finish_s - finish_s - period_s) > eps_s:
                 return False
     return True
 

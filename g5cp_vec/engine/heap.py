@@ -13,21 +13,18 @@ from __future__ import annotations
 import numpy as np
 
 from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.arrays import LAST_PUSHED, LAST_TIMER, N_FREE, N_HEAP, N_SLOTS, N_TIMERS, NIL
+from g5cp_vec.engine.arrays import FREE, LAST_PUSHED, N_HEAP, N_SLOTS, NIL, OUTSIDE, RECENT
 
-# ``key_s`` of a slot that is not in the heap.
-OUTSIDE = -1.0
-# ``since_s`` of a slot that stands for ops whose time is fixed.
-TIMER = -1.0
+# An odd number whose product with the bits of a float scatters them (2**64 over the golden ratio).
+SCATTER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @kernel
 def take_slot(w, op):
     """Return a slot: the one last given back, or a new one."""
-    n = w.count[N_FREE]
-    if n > 0:
-        slot = w.free[n - 1]
-        w.count[N_FREE] = n - 1
+    slot = w.count[FREE]
+    if slot != NIL:
+        w.count[FREE] = w.slot[slot]["after"]
     else:
         slot = w.count[N_SLOTS]
         w.count[N_SLOTS] = slot + 1
@@ -41,8 +38,8 @@ def take_slot(w, op):
 @kernel
 def free_slot(w, slot):
     """Give a slot back."""
-    w.free[w.count[N_FREE]] = slot
-    w.count[N_FREE] += 1
+    w.slot[slot]["after"] = w.count[FREE]
+    w.count[FREE] = slot
 
 
 @kernel
@@ -106,25 +103,35 @@ def heap_push(w, slot, key_s):
 
 
 @kernel
-def set_timer(w, op, key_s):
-    """Let an op have its event at ``key_s`` (s) for good: a compute its end, a flow that of its latency.
+def find_chain(w, op, kind, rate, since_s, key_s):
+    """Return the slot of the ops of a kind that began at one time, at one rate, and have their event at ``key_s`` (s).
 
-    Such ops need no slot each: those that follow one another with the same time lie side by side and share one.
+    Such ops need no slot each. Some recent chains are at hand, found by the bits of their time; where there is none,
+    one is made that ``op`` is to be the first of.
     """
-    end = w.count[N_TIMERS]
-    w.timer[end] = op
-    w.count[N_TIMERS] = end + 1
-    f = w.slot[w.count[LAST_TIMER]]
-    if f["key_s"] == key_s and f["since_s"] == TIMER and f["first"] + f["n_hops"] == end:
-        f["n_hops"] += 1
-        return
+    at = (np.float64(key_s).view(np.uint64) * SCATTER) >> np.uint64(61)
+    slot = w.count[RECENT + at]
+    f = w.slot[slot]
+    if f["key_s"] == key_s and f["kind"] == kind and f["rate"] == rate and f["since_s"] == since_s:
+        return slot
     slot = take_slot(w, op)
     f = w.slot[slot]
-    f["since_s"] = TIMER
-    f["first"] = end
-    f["n_hops"] = 1
-    w.count[LAST_TIMER] = slot
+    f["kind"] = kind
+    f["rate"] = rate
+    f["since_s"] = since_s
+    f["n_ops"] = 0
+    f["last"] = op
+    w.count[RECENT + at] = slot
     heap_push(w, slot, key_s)
+    return slot
+
+
+@kernel
+def join_chain(w, slot, op):
+    """Put an op at the end of a chain."""
+    f = w.slot[slot]
+    w.member[f["last"]]["after"] = op
+    f["last"] = op
 
 
 @kernel

@@ -149,11 +149,53 @@ def _affect_faster(w, link, rate, stamp):
 
 
 @kernel
+def _lowest_key(w):
+    """Give every open link its key; return the lowest, or -1 when a link has mates outside the affected set."""
+    w.counter[N_LINK_VISITS] += w.count[N_OPEN]
+    lowest, has_mates = np.inf, False
+    for pos in range(w.count[N_OPEN]):
+        link = w.open_links[pos]["link"]
+        key = _key(w, link)
+        w.open_links[pos]["key"] = key
+        lowest = min(lowest, key)
+        has_mates |= w.link[link]["n_mates"] > 0
+    return -1.0 if has_mates else lowest
+
+
+@kernel
+def _fill_at_once(w, share):
+    """Freeze all affected flows at the lowest share, if all of them cross a link that has no more and nobody joins.
+
+    That is what happens in a deployment in lockstep. Whether it did; if not, nothing has changed.
+    """
+    n_frozen = 0
+    limit = share * (1.0 + TIE_RTOL)
+    is_alone = share > 0.0
+    for pos in range(w.count[N_OPEN]):
+        link = w.open_links[pos]["link"]
+        if w.open_links[pos]["key"] > limit:
+            continue
+        p = w.link[link]["head"]
+        while p != NIL:
+            f = w.slot[w.hop[p]["slot"]]
+            if f["new_rate"] < 0.0:
+                f["new_rate"] = share
+                f["new_bottleneck"] = link
+                n_frozen += 1
+            elif f["new_rate"] == 0.0 and f["rate"] > share * (1.0 + CHECK_RTOL):
+                is_alone = False  # it would have to join
+            p = w.hop[p]["next"]
+    if is_alone and n_frozen == w.count[N_AFFECTED]:
+        return True
+    for i in range(w.count[N_AFFECTED]):
+        w.slot[w.affected[i]]["new_rate"] = -1.0
+    return False
+
+
+@kernel
 def _order(w):
     """Put the open links in order, O(n)."""
     n = w.count[N_OPEN]
-    for pos in range(n):
-        w.open_links[pos]["key"] = _key(w, w.open_links[pos]["link"])
     for i in range(n // 2):
         pos = n // 2 - 1 - i
         _sift_down(w, pos, w.open_links[pos]["link"], w.open_links[pos]["key"])
@@ -316,5 +358,8 @@ def solve_rates(w):
     if w.count[N_AFFECTED] == 0:
         return OK
     w.counter[N_SOLVES] += 1
+    lowest = _lowest_key(w)
+    if lowest >= 0.0 and _fill_at_once(w, lowest):
+        return OK
     _order(w)
     return _fill(w, stamp)

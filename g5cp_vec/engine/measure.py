@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.engine._jit import kernel
+from g5cp_vec.engine.arrays import Graph, finish_s, start_s
 from g5cp_vec.engine.fold import RUN_EXTRA
 
 # Bits of an op's role; the engine needs no other knowledge of what an op is for.
@@ -55,27 +56,22 @@ class Tags(NamedTuple):
     runs: NDArray[np.int64]
 
 
-@kernel
-def scratch_width(g, t):
-    """Most intervals that `measure` gathers for one chip."""
-    width = 0
-    for chip in range(len(g.chip_indptr) - 1):
-        n_flows = t.leave_indptr[chip + 1] - t.leave_indptr[chip] + t.arrive_indptr[chip + 1] - t.arrive_indptr[chip]
-        width = max(width, n_flows, g.chip_indptr[chip + 1] - g.chip_indptr[chip])
-    return width
+def make_scratch(g: Graph, t: Tags) -> NDArray[np.float64]:
+    """Return scratch for `measure`: room for the most intervals that it gathers for one chip."""
+    n_flows = np.diff(t.leave_indptr) + np.diff(t.arrive_indptr)
+    return np.zeros((4, int(np.maximum(n_flows, np.diff(g.chip_indptr)).max(initial=0))))
 
 
 @kernel
-def _last_chip(g, finish_s):
+def _last_chip(g, times):
     """Chip whose last compute op ends last, the lowest on a tie."""
     n_chips = len(g.chip_indptr) - 1
     best, best_s = 0, -1.0
     for chip in range(n_chips):
-        end_s = -1.0
         for p in range(g.chip_indptr[chip], g.chip_indptr[chip + 1]):
-            end_s = max(end_s, finish_s[g.chip_ops[p]])
-        if end_s > best_s:
-            best, best_s = chip, end_s
+            end_s = finish_s(times, g.chip_ops[p])
+            if end_s > best_s:
+                best, best_s = chip, end_s
     return best
 
 
@@ -103,29 +99,29 @@ def _sort(values, n):
 
 
 @kernel
-def _gather_flows(t, chip, start_s, finish_s, out_start, out_finish):
+def _gather_flows(t, chip, times, out_start, out_finish):
     """Intervals of the flows into and out of a chip, merged so that they come nearly sorted."""
     p, q = t.leave_indptr[chip], t.arrive_indptr[chip]
     n = 0
     while p < t.leave_indptr[chip + 1] or q < t.arrive_indptr[chip + 1]:
         if q == t.arrive_indptr[chip + 1] or (
-            p < t.leave_indptr[chip + 1] and start_s[t.leave_ops[p]] <= start_s[t.arrive_ops[q]]
+            p < t.leave_indptr[chip + 1] and times.at[t.leave_ops[p]]["start"] <= times.at[t.arrive_ops[q]]["start"]
         ):
             flow = t.leave_ops[p]
             p += 1
         else:
             flow = t.arrive_ops[q]
             q += 1
-        out_start[n], out_finish[n] = start_s[flow], finish_s[flow]
+        out_start[n], out_finish[n] = start_s(times, flow), finish_s(times, flow)
         n += 1
     return n
 
 
 @kernel
-def _gather_computes(g, chip, start_s, finish_s, out_start, out_finish):
+def _gather_computes(g, chip, times, out_start, out_finish):
     n = 0
     for p in range(g.chip_indptr[chip], g.chip_indptr[chip + 1]):
-        out_start[n], out_finish[n] = start_s[g.chip_ops[p]], finish_s[g.chip_ops[p]]
+        out_start[n], out_finish[n] = start_s(times, g.chip_ops[p]), finish_s(times, g.chip_ops[p])
         n += 1
     return n
 
@@ -169,29 +165,30 @@ def _union_and_exposed(comm_start, comm_finish, n_comm, busy_start, busy_finish,
 
 
 @kernel
-def _measure_ring_steps(g, t, start_s, finish_s, chip, from_s, to_s, weight, out):
+def _measure_ring_steps(g, t, times, chip, from_s, to_s, weight, out):
     """Add the length of every layer's ring, as far as it lies inside [from_s, to_s]."""
     ring_from_s = 0.0
     for p in range(g.chip_indptr[chip], g.chip_indptr[chip + 1]):
         op = g.chip_ops[p]
         role = t.op_role[op]
         if role & ROLE_RING_FIRST:
-            ring_from_s = start_s[op]
+            ring_from_s = start_s(times, op)
         if role & ROLE_RING_LAST:
-            out[RING_S] += weight * max(min(finish_s[op], to_s) - max(ring_from_s, from_s), 0.0)
+            out[RING_S] += weight * max(min(finish_s(times, op), to_s) - max(ring_from_s, from_s), 0.0)
 
 
 @kernel
-def _measure_ring_flows(t, start_s, finish_s, chip, from_s, to_s, weight, out):
+def _measure_ring_flows(t, times, chip, from_s, to_s, weight, out):
     """Add the time of incoming ring flows, as far as it lies inside [from_s, to_s]."""
     for p in range(t.arrive_indptr[chip], t.arrive_indptr[chip + 1]):
         flow = t.arrive_ops[p]
         if t.op_role[flow] & ROLE_RING_FLOW:
-            out[RING_COMM_S] += weight * max(min(finish_s[flow], to_s) - max(start_s[flow], from_s), 0.0)
+            in_s, out_s = max(start_s(times, flow), from_s), min(finish_s(times, flow), to_s)
+            out[RING_COMM_S] += weight * max(out_s - in_s, 0.0)
 
 
 @kernel
-def _peak_blocks(g, t, start_s, finish_s, chip, held_from, held_to, out):
+def _peak_blocks(g, t, times, chip, held_from, held_to, out):
     """Most ring blocks held at once.
 
     A block is held from the start of its flow until every op that waits for it (the attention over it and the flow
@@ -201,10 +198,10 @@ def _peak_blocks(g, t, start_s, finish_s, chip, held_from, held_to, out):
     for p in range(t.arrive_indptr[chip], t.arrive_indptr[chip + 1]):
         flow = t.arrive_ops[p]
         if t.op_role[flow] & ROLE_RING_FLOW:
-            held_from[n] = start_s[flow]
-            released_s = finish_s[flow]
+            held_from[n] = start_s(times, flow)
+            released_s = finish_s(times, flow)
             for q in range(g.succ_indptr[flow], g.succ_indptr[flow + 1]):
-                released_s = max(released_s, finish_s[g.succ_indices[q]])
+                released_s = max(released_s, finish_s(times, g.succ_indices[q]))
             held_to[n] = released_s
             n += 1
     _sort(held_from, n)
@@ -218,34 +215,33 @@ def _peak_blocks(g, t, start_s, finish_s, chip, held_from, held_to, out):
 
 
 @kernel
-def measure(g, t, start_s, finish_s, windows_s, scratch, out):
+def measure(g, t, times, windows_s, scratch, out):
     """Measure one finished simulation.
 
     Parameters
     ----------
     g : Graph
     t : Tags
-    start_s, finish_s : ndarrays of float64, shape (n_ops,)
+    times : Instants
     windows_s : ndarray of float64, shape (n_runs, 2)
         One period of each run.
-    scratch : ndarray of float64, shape (4, scratch_width(g, t))
+    scratch : ndarray of float64, from `make_scratch`
     out : ndarray of float64, shape (N_MEASURES,)
         Overwritten.
     """
     out[:] = 0.0
-    for op in range(len(finish_s)):
-        out[MAKESPAN_S] = max(out[MAKESPAN_S], finish_s[op])
+    out[MAKESPAN_S] = times.instant_s[-1]  # no instant without an end
     for r in range(len(t.runs)):
         out[MAKESPAN_S] += t.runs[r, RUN_EXTRA] * (windows_s[r, 1] - windows_s[r, 0])
     if len(g.chip_ops) == 0:
         out[CHIP] = -1.0
         return
-    chip = _last_chip(g, finish_s)
+    chip = _last_chip(g, times)
     out[CHIP] = chip
-    n_comm = _gather_flows(t, chip, start_s, finish_s, scratch[0], scratch[1])
+    n_comm = _gather_flows(t, chip, times, scratch[0], scratch[1])
     _sort_intervals(scratch[0], scratch[1], n_comm)
     n_comm = _merge_intervals(scratch[0], scratch[1], n_comm)
-    n_busy = _gather_computes(g, chip, start_s, finish_s, scratch[2], scratch[3])
+    n_busy = _gather_computes(g, chip, times, scratch[2], scratch[3])
     _sort_intervals(scratch[2], scratch[3], n_busy)
     n_busy = _merge_intervals(scratch[2], scratch[3], n_busy)
     for r in range(-1, len(t.runs)):
@@ -254,7 +250,7 @@ def measure(g, t, start_s, finish_s, windows_s, scratch, out):
             from_s, to_s, weight = windows_s[r, 0], windows_s[r, 1], float(t.runs[r, RUN_EXTRA])
         _union_and_exposed(scratch[0], scratch[1], n_comm, scratch[2], scratch[3], n_busy, from_s, to_s, weight, out)
         if t.has_ring:
-            _measure_ring_steps(g, t, start_s, finish_s, chip, from_s, to_s, weight, out)
-            _measure_ring_flows(t, start_s, finish_s, chip, from_s, to_s, weight, out)
+            _measure_ring_steps(g, t, times, chip, from_s, to_s, weight, out)
+            _measure_ring_flows(t, times, chip, from_s, to_s, weight, out)
     if t.has_ring:
-        _peak_blocks(g, t, start_s, finish_s, chip, scratch[0], scratch[1], out)
+        _peak_blocks(g, t, times, chip, scratch[0], scratch[1], out)

@@ -16,44 +16,53 @@ import numpy as np
 
 from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import (
+    DURATION,
     ERR_CYCLE,
     ERR_NO_PROGRESS,
     ERR_NOT_FINITE,
+    FREE,
+    INSTANT_RTOL,
+    LATENCY,
+    LISTED,
+    LONE,
     N_ADDED,
     N_AFFECTED,
+    N_ASIDE,
     N_CHANGED,
-    N_COUNTERS,
     N_DONE,
     N_EVENTS,
     N_HEAP,
-    N_LISTS,
     N_QUEUE,
     N_TOUCHED,
     NIL,
     OK,
+    RECENT,
+    RECORDS,
     STAMP,
-    unsigned,
+    TIMERS,
+    TRANSFER,
+    Entries,
 )
 from g5cp_vec.engine.chips import pop_ready, push_ready, touch_chip
-from g5cp_vec.engine.flows import commit_rate, find_alone, link_flow, set_alone, unlink_flow
+from g5cp_vec.engine.flows import (
+    free_links,
+    unlink_flow,
+)
 from g5cp_vec.engine.heap import (
-    TIMER,
-    flow_end_s,
+    find_chain,
     free_slot,
-    heap_push,
-    heap_set,
+    join_chain,
     leaves,
     next_event_s,
-    set_timer,
     take_bucket,
-    take_slot,
 )
 from g5cp_vec.engine.maxmin import solve_rates
-
-# Two event times are one instant when they agree to this.
-INSTANT_RTOL = 1e-12
-# A rate that moved by less than a few roundings keeps its old value, and with it the flow's end.
-RATE_RTOL = 1e-14
+from g5cp_vec.engine.rates import begin_added, free_changed, list_contending, set_rates, sort
+from g5cp_vec.engine.tape import (
+    next_instant,
+    record_clock,
+    record_listed,
+)
 
 
 @kernel
@@ -63,39 +72,37 @@ def _push_ended(w, op):
 
 
 @kernel
-def _activate_or_end(c, w, op):
-    """Let a flow whose latency has passed move its bytes, or end it when there is nothing to move."""
-    n_bytes = c.bytes[w.op[op]["cost"]]
-    if n_bytes == 0.0 or w.op[op]["route"] == w.op[op + 1]["route"]:
-        _push_ended(w, op)
-        return
-    slot = take_slot(w, op)
-    w.slot[slot]["remaining"] = n_bytes
-    w.added[w.count[N_ADDED]] = slot
+def _has_nothing_to_move(c, w, op):
+    """Whether a flow whose latency has passed ends; else it is to begin to move its bytes."""
+    if c.bytes[w.op[op]["cost"]] == 0.0 or w.op[op]["route"] == w.op[op + 1]["route"]:
+        return True
+    w.added[w.count[N_ADDED]] = op
     w.count[N_ADDED] += 1
+    return False
 
 
 @kernel
-def _make_ready(c, w, op, now_s, out_start):
+def _make_ready(c, w, op, at, now_s):
     chip = w.op[op]["chip"]
     if chip != NIL:
         push_ready(w, op, chip)
         return
-    out_start[op] = now_s
+    w.at[op]["start"] = at
     latency_s = c.latency_s[w.op[op]["latency"]]
     if latency_s > 0.0:
-        set_timer(w, op, now_s + latency_s)
-    else:
-        _activate_or_end(c, w, op)
+        w.aside[w.count[N_ASIDE]] = op
+        w.count[N_ASIDE] += 1
+    elif _has_nothing_to_move(c, w, op):
+        _push_ended(w, op)
 
 
 @kernel
-def _end_queued(g, c, w, head, now_s, out_start, out_finish):
+def _end_queued(g, c, w, head, at, now_s):
     """End the queued ops from position ``head`` on, with everything that ends because of them in no time."""
     while head < w.count[N_QUEUE]:
         op = w.queue[head]
         head += 1
-        out_finish[op] = now_s
+        w.at[op]["finish"] = at
         chip = w.op[op]["chip"]
         if chip != NIL:
             w.chip[chip]["is_busy"] = 0
@@ -105,13 +112,14 @@ def _end_queued(g, c, w, head, now_s, out_start, out_finish):
             n_left = w.pred_left[succ] - 1
             w.pred_left[succ] = n_left
             if n_left == 0:
-                _make_ready(c, w, succ, now_s, out_start)
+                _make_ready(c, w, succ, at, now_s)
     return head
 
 
 @kernel
-def _dispatch(g, c, w, now_s, out_start):
+def _dispatch(g, c, w, at, now_s):
     """Let every touched free chip start the first ready op of its order."""
+    slot, slot_end_s = NIL, -1.0
     for i in range(w.count[N_TOUCHED]):
         chip = w.touched[i]
         state = w.chip[chip]
@@ -120,132 +128,88 @@ def _dispatch(g, c, w, now_s, out_start):
             continue
         op = pop_ready(g, w, chip)
         state["is_busy"] = 1
-        out_start[op] = now_s
+        w.at[op]["start"] = at
         duration_s = c.duration_s[w.op[op]["cost"]]
         if duration_s == 0.0:
             _push_ended(w, op)
-        else:
-            set_timer(w, op, now_s + duration_s)
+            continue
+        end_s = now_s + duration_s
+        if end_s != slot_end_s:
+            slot, slot_end_s = find_chain(w, op, TIMERS, 0.0, 0.0, end_s), end_s
+        join_chain(w, slot, op)
     w.count[N_TOUCHED] = 0
 
 
 @kernel
-def _settle(g, c, w, now_s, out_start, out_finish):
+def _start_latencies(c, w, now_s):
+    """Let the latencies of this instant's ready flows begin."""
+    slot, slot_end_s = NIL, -1.0
+    for i in range(w.count[N_ASIDE]):
+        op = w.aside[i]
+        end_s = now_s + c.latency_s[w.op[op]["latency"]]
+        if end_s != slot_end_s:
+            slot, slot_end_s = find_chain(w, op, TIMERS, 0.0, 0.0, end_s), end_s
+        join_chain(w, slot, op)
+    w.count[N_ASIDE] = 0
+
+
+@kernel
+def _settle(g, c, w, at, now_s):
     """Carry the instant to its fixpoint: ends, choices, ends of zero-second computes, and so on."""
     head = 0
     while True:
-        head = _end_queued(g, c, w, head, now_s, out_start, out_finish)
-        _dispatch(g, c, w, now_s, out_start)
+        head = _end_queued(g, c, w, head, at, now_s)
+        _dispatch(g, c, w, at, now_s)
         if head == w.count[N_QUEUE]:
             break
+    _start_latencies(c, w, now_s)
     w.counter[N_DONE] += head
     w.count[N_QUEUE] = 0
 
 
 @kernel
-def _set_rate(w, slot, now_s):
-    """Give a flow its new rate, account for what it moved at the old one, and move its end."""
-    f = w.slot[slot]
-    old = f["rate"]
-    if abs(f["new_rate"] - old) <= RATE_RTOL * old:
-        f["new_rate"] = old
-        commit_rate(w, slot)
-        return
-    f["remaining"] -= old * (now_s - f["since_s"])
-    f["since_s"] = now_s
-    commit_rate(w, slot)
-    heap_set(w, slot, flow_end_s(w, slot))
+def _reset(pred_count, link_capacity, c, w):
+    """Start a row: counters, predecessors, capacities; everything else is as the last finished row left it.
 
-
-@kernel
-def _link_added(g, w, now_s):
-    """Link this instant's new flows; those that share nothing have their rate at once and leave the list."""
-    for i in range(w.count[N_ADDED]):
-        w.slot[w.added[i]]["since_s"] = now_s
-        link_flow(g, w, w.added[i])
-    n_sharing = 0
-    for i in range(w.count[N_ADDED]):
-        slot = w.added[i]
-        if w.slot[slot]["new_rate"] > 0.0:
-            set_alone(w, slot)
-            heap_push(w, slot, flow_end_s(w, slot))
-        else:
-            w.added[n_sharing] = slot
-            n_sharing += 1
-    w.count[N_ADDED] = n_sharing
-
-
-@kernel
-def _free_changed(w, now_s):
-    """Flows that share nothing any more have their rate at once, and their links leave the list of the changed."""
-    n_left = 0
-    for i in range(w.count[N_CHANGED]):
-        link = w.changed[i]
-        slot = find_alone(w, link)
-        if slot == NIL:
-            w.changed[n_left] = link
-            n_left += 1
-            continue
-        w.link[link]["is_changed"] = 0
-        f = w.slot[slot]
-        f["remaining"] -= f["rate"] * (now_s - f["since_s"])
-        f["since_s"] = now_s
-        set_alone(w, slot)
-        heap_set(w, slot, flow_end_s(w, slot))
-    w.count[N_CHANGED] = n_left
-
-
-@kernel
-def _update_rates(g, w, now_s):
-    """Bring in this instant's new flows (ended ones are unlinked already) and reprice whoever is affected."""
-    _link_added(g, w, now_s)
-    _free_changed(w, now_s)
-    if w.count[N_ADDED] == 0 and w.count[N_CHANGED] == 0:
-        return OK
-    status = solve_rates(w)
-    if status != OK:
-        return status
-    for i in range(w.count[N_AFFECTED]):
-        _set_rate(w, w.affected[i], now_s)
-    w.count[N_ADDED] = 0
-    return OK
-
-
-@kernel
-def _reset(g, c, w):
-    """Start a row: counters, predecessors, capacities; everything else is as the last finished row left it."""
-    for i in range(N_LISTS):
+    Ops without predecessors are in ``affected``.
+    """
+    for i in range(RECENT):
         w.count[i] = 0
-    for i in range(N_COUNTERS):
-        if i != STAMP:
-            w.counter[i] = 0
-    for op in range(len(g.op_kind)):
-        w.pred_left[op] = g.pred_count[op]
-    for link in range(len(g.link_capacity)):
-        w.link[link]["capacity"] = c.capacity_bytes_per_s[g.link_capacity[link]]
+    w.count[FREE] = NIL
+    for i in range(STAMP):
+        w.counter[i] = 0
+    for op in range(len(pred_count)):
+        n_preds = pred_count[op]
+        w.pred_left[op] = n_preds
+        if n_preds == 0:
+            w.affected[w.count[N_AFFECTED]] = op
+            w.count[N_AFFECTED] += 1
+    for link in range(len(link_capacity)):
+        w.link[link]["capacity"] = c.capacity_bytes_per_s[link_capacity[link]]
 
 
 @kernel
-def _on_cycle(g, w):
-    """Find an op that waits for itself, given that some wait for ever: the predecessors of one that is not ready."""
-    n_ops = len(g.op_kind)
-    # ``queue`` is free now: for each waiting op, one predecessor that waits too.
-    w.queue[:] = NIL
+def _on_cycle(g, op_records, pred_left, before):
+    """Find an op that waits for itself, given that some wait for ever: the predecessors of one that is not ready.
+
+    ``before`` is overwritten: for each waiting op, one predecessor that waits too.
+    """
+    n_ops = len(pred_left)
     for op in range(n_ops):
-        if w.pred_left[op] > 0:
-            for p in range(g.succ_indptr[op], g.succ_indptr[op + 1]):
-                w.queue[g.succ_indices[p]] = op
+        if pred_left[op] > 0:
+            for p in range(op_records[op]["succ"], op_records[op + 1]["succ"]):
+                before[g.succ_indices[p]] = op
     op = 0
-    while w.pred_left[op] == 0:
+    while pred_left[op] == 0:
         op += 1
     # After n_ops steps back one is on the cycle.
     for _ in range(n_ops):
-        op = w.queue[op]
+        op = before[op]
     return op
 
 
-@kernel(entry=True)
-def simulate(graph, c, w, out_start, out_finish, out_info):
+@kernel
+def simulate(graph, c, w, r, out_info):
     """Simulate one row of costs through a graph.
 
     Parameters
@@ -255,9 +219,11 @@ def simulate(graph, c, w, out_start, out_finish, out_info):
         Finite, non-negative; capacities > 0 (checked by the caller).
     w : Workspace
         Made by `make_workspace` for this graph, and used for none but rows that ended with OK. Afterwards
-        ``w.counter`` holds ``N_EVENTS`` (instants), ``N_SOLVES`` and ``N_LINK_VISITS``.
-    out_start, out_finish : ndarrays of float64, shape (n_ops,)
-        Seconds. A flow starts when its predecessors have ended: its latency is part of its interval.
+        ``w.counter`` holds ``N_EVENTS`` (instants but the first), ``N_SOLVES`` and ``N_LINK_VISITS``, and
+        ``instant_s`` and ``at`` say when every op starts and ends. A flow starts when its
+        predecessors have ended: its latency is part of its interval.
+    r : Recorder
+        Recorded on where ``w.counter[RECORDS]`` is 1; it is 0 afterwards where the simulation was too long for that.
     out_info : ndarray of int64, shape (2,)
         On failure: the op concerned.
 
@@ -266,21 +232,33 @@ def simulate(graph, c, w, out_start, out_finish, out_info):
     status : int
         OK, ERR_CYCLE, ERR_NO_PROGRESS, ERR_NOT_FINITE.
     """
-    g = unsigned(graph)
-    n_ops = len(g.op_kind)
-    _reset(g, c, w)
+    g = Entries(
+        graph.succ_indices.view(np.uint32),
+        graph.route_indices.view(np.uint32),
+        graph.route_count,
+        graph.chip_ops.view(np.uint32),
+    )
+    n_ops = len(w.pred_left)
+    _reset(graph.pred_count, graph.link_capacity, c, w)
     now_s = 0.0
-    for op in range(n_ops):
-        if w.pred_left[op] == 0:
-            _make_ready(c, w, np.uint32(op), now_s, out_start)
+    for i in range(w.count[N_AFFECTED]):
+        _make_ready(c, w, w.affected[i], 0, now_s)
     # Every instant takes at least one event; a compute op has one, a flow two.
-    for _ in range(2 * n_ops + 1):
-        _settle(g, c, w, now_s, out_start, out_finish)
+    for at in range(2 * n_ops + 1):
+        w.instant_s[at] = now_s
+        _settle(g, c, w, at, now_s)
+        if w.count[N_ADDED] > 0:
+            begin_added(g, c, w, at, now_s)
+        if w.count[N_ADDED] > 0:
+            list_contending(g, c, w, r, now_s)
+        if w.count[N_CHANGED] > 0:
+            free_changed(w, r, at, now_s)
         if w.count[N_ADDED] > 0 or w.count[N_CHANGED] > 0:
-            status = _update_rates(g, w, now_s)
+            status = solve_rates(w)
             if status != OK:
                 out_info[0] = w.slot[w.affected[0]]["op"]
                 return status
+            set_rates(w, r, at, now_s)
         if w.count[N_HEAP] == 0:
             break
         now_s = max(now_s, next_event_s(w))
@@ -288,19 +266,26 @@ def simulate(graph, c, w, out_start, out_finish, out_info):
             out_info[0] = w.slot[w.heap[0]["slot"]]["op"]
             return ERR_NOT_FINITE
         w.counter[N_EVENTS] += 1
-        _take_instant(c, w, now_s)
+        next_instant(r, w.counter, at + 1)
+        _take_instant(g, c, w, r, now_s)
+        if w.count[N_ASIDE] > 0:
+            _unlink_ended(w, r)
     if w.count[N_HEAP] > 0:
         out_info[0] = w.slot[w.heap[0]["slot"]]["op"]
         return ERR_NO_PROGRESS
     if w.counter[N_DONE] < n_ops:
-        out_info[0] = _on_cycle(g, w)
+        out_info[0] = _on_cycle(g, w.op, w.pred_left, w.queue)
         return ERR_CYCLE
+    next_instant(r, w.counter, w.counter[N_EVENTS] + 1)
     return OK
 
 
 @kernel
-def _take_instant(c, w, now_s):
-    """Take the events of this instant: computes and transfers end, latencies turn into transfers."""
+def _take_instant(g, c, w, r, now_s):
+    """Take the events of this instant: computes and transfers end, latencies turn into transfers.
+
+    Listed flows that end are put aside.
+    """
     limit_s = now_s * (1.0 + INSTANT_RTOL)
     while w.count[N_HEAP] > 0 and w.heap[0]["key_s"] <= limit_s:
         head = take_bucket(w)
@@ -308,24 +293,65 @@ def _take_instant(c, w, now_s):
         while True:
             after = w.slot[slot]["after"]
             if leaves(w, slot):
-                _take_event(c, w, slot)
+                if w.slot[slot]["kind"] == LISTED:
+                    w.aside[w.count[N_ASIDE]] = w.slot[slot]["op"]
+                    w.count[N_ASIDE] += 1
+                else:
+                    _take_chain(g, c, w, r, slot)
             slot = after
             if slot == head:
                 break
 
 
 @kernel
-def _take_event(c, w, slot):
+def _take_chain(g, c, w, r, slot):
+    """End the ops of a chain, or let the flows among them whose latency it is begin to move."""
     f = w.slot[slot]
-    if f["since_s"] != TIMER:
-        unlink_flow(w, slot)
-        _push_ended(w, f["op"])
-        free_slot(w, slot)
-        return
-    for p in range(f["first"], f["first"] + f["n_hops"]):
-        op = w.timer[p]
-        if w.op[op]["chip"] != NIL:
-            _push_ended(w, op)
+    op, last, is_lone, records = f["op"], f["last"], f["kind"] == LONE, w.counter[RECORDS] > 0
+    last_kind, last_cost, last_since = 0, NIL, NIL
+    n = w.count[N_QUEUE]
+    while True:
+        after = w.member[op]["after"]
+        if is_lone:
+            ends = free_links(g, w, op)
         else:
-            _activate_or_end(c, w, op)
+            ends = w.op[op]["chip"] != NIL or _has_nothing_to_move(c, w, op)
+        if records and (ends or not is_lone):
+            kind, cost = _what_ends(w.op[op], is_lone)
+            since = f["since"] if is_lone else w.at[op]["start"]
+            if cost != last_cost or kind != last_kind or since != last_since:
+                record_clock(r, w.counter, kind, cost, since, f["rate"])
+                last_kind, last_cost, last_since = kind, cost, since
+        if ends:
+            w.queue[n] = op
+            n += 1
+        if op == last:
+            break
+        op = after
+    w.count[N_QUEUE] = n
     free_slot(w, slot)
+
+
+@kernel
+def _what_ends(op, is_lone):
+    """Tell what it is of an op in a chain that ends: kind of clock, and id of its cost."""
+    if is_lone:
+        return TRANSFER, op["cost"]
+    if op["chip"] != NIL:
+        return DURATION, op["cost"]
+    return LATENCY, op["latency"]
+
+
+@kernel
+def _unlink_ended(w, r):
+    """End the listed flows that have moved their bytes."""
+    sort(w.aside, w.count[N_ASIDE], w.affected)
+    for i in range(w.count[N_ASIDE]):
+        op = w.aside[i]
+        slot = w.member[op]["slot"]
+        if w.counter[RECORDS] > 0:
+            record_listed(r, w.counter, w.slot[slot], w.op[op]["cost"])
+        unlink_flow(w, slot)
+        free_slot(w, slot)
+        _push_ended(w, op)
+    w.count[N_ASIDE] = 0

@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.cost.rows import CostRows
-from g5cp_vec.engine.arrays import Graph
+from g5cp_vec.engine.arrays import Graph, make_workspace
 from g5cp_vec.engine.batch import NOT_PERIODIC, run_rows
-from g5cp_vec.engine.measure import N_MEASURES, Tags
+from g5cp_vec.engine.measure import N_MEASURES, Tags, make_scratch
+from g5cp_vec.engine.playback import make_shelf
+from g5cp_vec.engine.tape import make_recorder
 from g5cp_vec.runner.status import raise_for_status
 from g5cp_vec.runner.template import Template
 
@@ -86,11 +88,17 @@ def run_graph(
     measures, n_events = np.zeros((n_rows, N_MEASURES)), np.zeros(n_rows, np.int64)
     status = np.zeros((n_rows, 2), np.int64)
     n_kept = n_rows if keep_times else 0
-    times = Times(np.zeros((n_kept, 2, len(graph.op_kind))), np.zeros((n_kept, len(tags.runs), 2)))
+    n_ops = len(graph.op_kind)
+    times = Times(np.zeros((n_kept, 2, n_ops)), np.zeros((n_kept, len(tags.runs), 2)))
     n_workers = min(jobs, n_rows)
 
     def work(worker: int) -> None:
-        run_rows(graph, tags, *tables, worker, n_workers, measures, n_events, status, *times)
+        shelf = make_shelf(n_ops, len(range(worker, n_rows, n_workers)))
+        w, r = make_workspace(graph), make_recorder(n_ops if len(shelf.tape) else 0)
+        scratch = w, r, shelf, make_scratch(graph, tags)
+        windows_s = times.windows_s if keep_times else np.zeros((1, len(tags.runs), 2))
+        out = measures, n_events, status, times.times_s, windows_s
+        run_rows(graph, tags, *scratch, *tables, worker, n_workers, *out)
 
     if n_workers == 1:
         work(0)

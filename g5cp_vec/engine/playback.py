@@ -1,0 +1,164 @@
+"""Many rows through one graph: played from the tape of another row where that holds, else simulated and recorded.
+
+Tapes are tried from the one used last to the one used longest ago, which a new one takes the place of. Rows whose
+order is hardly ever known (ranks that drift apart) cost tries and recordings for nothing: after as many misses
+as there is patience for, only one row in `PAUSE` is tried and recorded, until one hits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from g5cp_vec.engine._jit import kernel
+from g5cp_vec.engine.arrays import AT, CHANGE, CLOCK, N_CHANGES, N_CLOCKS, N_EVENTS, Costs
+from g5cp_vec.engine.tape import Tape, play
+
+MAX_TAPES = 8
+# Ops on all tapes of a worker together.
+MAX_TAPE_OPS = 2**23
+PATIENCE = 8
+PAUSE = 8
+
+# Columns of ``Shelf.tape`` and of ``Shelf.state``.
+ORDER, ROW, N_INSTANTS = range(3)
+N_TAPES, N_MISSES, N_PAUSED = range(3)
+
+
+class Shelf(NamedTuple):
+    """The tapes of one worker.
+
+    Attributes
+    ----------
+    tape : ndarray of int64, shape (n_tapes, 3)
+        In each column something else: the tapes in order, from the one used last on; the row that each was recorded
+        from; its instants.
+    at : ndarray of `AT`, shape (n_tapes, n_ops)
+    first_clock, clock, change : ndarrays of a row for each tape
+        As in `Tape`.
+    state : ndarray of int64, shape (3,)
+        Tapes recorded, misses in a row, rows that passed without a try since the last one.
+    """
+
+    tape: NDArray[np.int64]
+    at: NDArray[np.void]
+    first_clock: NDArray[np.uint32]
+    clock: NDArray[np.void]
+    change: NDArray[np.void]
+    state: NDArray[np.int64]
+
+
+def make_shelf(n_ops: int, n_rows: int) -> Shelf:
+    """Return an empty shelf for a worker's rows of a graph; the system provides only what is touched."""
+    n_tapes = min(MAX_TAPES, MAX_TAPE_OPS // max(n_ops, 1), n_rows - 1)
+    return Shelf(
+        tape=np.tile(np.arange(n_tapes)[:, None], 3),
+        at=np.empty((n_tapes, n_ops), AT),
+        first_clock=np.empty((n_tapes, 2 * n_ops + 2), np.uint32),
+        clock=np.empty((n_tapes, 2 * n_ops), CLOCK),
+        change=np.empty((n_tapes, 4 * n_ops), CHANGE),
+        state=np.zeros(3, np.int64),
+    )
+
+
+@kernel
+def _same_zeros(a, b):
+    for i in range(len(a)):
+        if (a[i] == 0.0) != (b[i] == 0.0):
+            return False
+    return True
+
+
+@kernel
+def _fits(a, b):
+    """Whether a row has the capacities of another, and its zeros."""
+    for i in range(len(a.capacity_bytes_per_s)):
+        if a.capacity_bytes_per_s[i] != b.capacity_bytes_per_s[i]:
+            return False
+    return (
+        _same_zeros(a.duration_s, b.duration_s)
+        and _same_zeros(a.latency_s, b.latency_s)
+        and _same_zeros(a.bytes, b.bytes)
+    )
+
+
+@kernel
+def _row_of(table, row):
+    """One row of a table of costs."""
+    return Costs(table.duration_s[row], table.bytes[row], table.latency_s[row], table.capacity_bytes_per_s[row])
+
+
+@kernel
+def _put_first(shelf, place):
+    """Move the tape at a place of the order to its front."""
+    t = shelf.tape[place, ORDER]
+    for i in range(place, 0, -1):
+        shelf.tape[i, ORDER] = shelf.tape[i - 1, ORDER]
+    shelf.tape[0, ORDER] = t
+
+
+@kernel
+def is_due(shelf):
+    """Whether to try tapes, and to record, for the next row."""
+    if len(shelf.tape) == 0:
+        return False
+    if shelf.state[N_MISSES] < PATIENCE or shelf.state[N_PAUSED] >= PAUSE:
+        shelf.state[N_PAUSED] = 0
+        return True
+    shelf.state[N_PAUSED] += 1
+    return False
+
+
+@kernel
+def find_tape(shelf, table, row, instant_s):
+    """Play a row from the first tape whose order it takes; return the tape, -1 when there is none.
+
+    Parameters
+    ----------
+    shelf : Shelf
+    table : Costs
+        Of arrays of shape (n_rows, number of ids).
+    row : int
+    instant_s : ndarray of float64
+        Overwritten.
+    """
+    c = _row_of(table, row)
+    for place in range(shelf.state[N_TAPES]):
+        t = shelf.tape[place, ORDER]
+        tape = Tape(shelf.tape[t, N_INSTANTS], shelf.first_clock[t], shelf.clock[t], shelf.change[t])
+        if _fits(c, _row_of(table, shelf.tape[t, ROW])) and play(tape, c, instant_s):
+            _put_first(shelf, place)
+            shelf.state[N_MISSES] = 0
+            return t
+    shelf.state[N_MISSES] += 1
+    return -1
+
+
+@kernel
+def keep_tape(shelf, w, r, row):
+    """Put what has been recorded on the shelf, in place of the tape used longest ago when it is full."""
+    place = min(shelf.state[N_TAPES], len(shelf.tape) - 1)
+    shelf.state[N_TAPES] = place + 1
+    t = shelf.tape[place, ORDER]
+    _put_first(shelf, place)
+    n_instants = w.counter[N_EVENTS] + 1
+    shelf.tape[t, ROW] = row
+    shelf.tape[t, N_INSTANTS] = n_instants
+    for i in range(len(w.at)):
+        shelf.at[t, i]["start"] = w.at[i]["start"]
+        shelf.at[t, i]["finish"] = w.at[i]["finish"]
+    for i in range(n_instants + 1):
+        shelf.first_clock[t, i] = r.first_clock[i]
+    for i in range(w.counter[N_CLOCKS]):
+        kept, clock = shelf.clock[t, i], r.clock[i]
+        kept["kind"] = clock["kind"]
+        kept["cost"] = clock["cost"]
+        kept["since"] = clock["since"]
+        kept["rate"] = clock["rate"]
+        kept["first"] = clock["first"]
+        kept["n_changes"] = clock["n_changes"]
+    for i in range(w.counter[N_CHANGES]):
+        shelf.change[t, i]["rate"] = r.change[i]["rate"]
+        shelf.change[t, i]["since"] = r.change[i]["since"]

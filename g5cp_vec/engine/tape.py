@@ -1,0 +1,238 @@
+"""Recorded simulations: what ends at which instant, so that a row that unfolds alike needs no search.
+
+The *order* of a simulation (which ops start and end at which instant, which flows have which rate from which instant
+to which) often is the same for many rows of costs through one graph. A tape holds it: for every instant the distinct
+*clocks* that run out there, a clock being an instant at which something began and what it has to wait or to move
+since. Given other durations, latencies and bytes, the instants follow one after another from the clocks alone.
+
+The order holds for the other row when every clock runs out at its instant and none runs out earlier; both are checked
+while the instants are found. Where it does not hold for certain, the row is simulated. Capacities must be equal, so
+that rates are, and nothing may be zero that was not, because what is zero ends in the instant in which it begins.
+Rows that are played get the very floats that a simulation gives: ops that start or end at one instant are taken in
+order of their numbers, so rates depend on the order of the instants only, and times come from the same operations.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from g5cp_vec.engine._jit import kernel
+from g5cp_vec.engine.arrays import (
+    CHANGE,
+    CLOCK,
+    DURATION,
+    INSTANT_RTOL,
+    LATENCY,
+    N_CHANGES,
+    N_CLOCKS,
+    N_EVENTS,
+    N_NOTES,
+    NIL,
+    RECORDS,
+    TRANSFER,
+)
+
+# Clocks of an instant, or notes, looked at for an equal one.
+N_COMPARED = 4
+# By how much of the time a flow must miss the instant at which its rate changes to be certain not to end there.
+MARGIN = 4 * INSTANT_RTOL
+
+
+class Recorder(NamedTuple):
+    """What the simulation under way is recorded on; how much there is of it, `RECORDS` and so on count.
+
+    Attributes
+    ----------
+    first_clock, clock, change
+        As of `Tape`.
+    note : ndarray of `CHANGE`
+        Rates of all listed flows, each with the one that the flow had before.
+    """
+
+    first_clock: NDArray[np.uint32]
+    clock: NDArray[np.void]
+    change: NDArray[np.void]
+    note: NDArray[np.void]
+
+
+def make_recorder(n_ops: int) -> Recorder:
+    """Allocate what a simulation of so many ops is recorded on; the system provides only what is touched."""
+    return Recorder(
+        first_clock=np.empty(2 * n_ops + 2, np.uint32),
+        clock=np.empty(2 * n_ops, CLOCK),
+        change=np.empty(4 * n_ops, CHANGE),
+        note=np.empty(4 * n_ops, CHANGE),
+    )
+
+
+class Tape(NamedTuple):
+    """A recorded simulation.
+
+    Attributes
+    ----------
+    n_instants : int
+    first_clock : ndarray of uint32, shape (at least n_instants + 1,)
+        Where the clocks that run out at each instant begin.
+    clock : ndarray of `CLOCK`
+    change : ndarray of `CHANGE`
+        Rates of the transfers that have had several, from the first to the last.
+    """
+
+    n_instants: int
+    first_clock: NDArray[np.uint32]
+    clock: NDArray[np.void]
+    change: NDArray[np.void]
+
+
+@kernel
+def note_rate(r, counter, flow, at):
+    """Note that a listed flow has its present rate from instant ``at`` on.
+
+    Flows with one history share its notes, as far as these are among the last.
+    """
+    if counter[RECORDS] == 0:
+        return
+    n = counter[N_NOTES]
+    for i in range(n - 1, max(n - N_COMPARED, 0) - 1, -1):
+        note = r.note[i]
+        if note["rate"] == flow["rate"] and note["since"] == at and note["before"] == flow["noted"]:
+            flow["noted"] = i
+            return
+    if n == len(r.note):
+        counter[RECORDS] = 0  # too long to be worth it
+        return
+    note = r.note[n]
+    note["rate"] = flow["rate"]
+    note["since"] = at
+    note["before"] = flow["noted"]
+    flow["noted"] = n
+    counter[N_NOTES] = n + 1
+
+
+@kernel
+def next_instant(r, counter, at):
+    """Let the clocks recorded from now on be those of instant ``at``."""
+    if counter[RECORDS] > 0:
+        r.first_clock[at] = counter[N_CLOCKS]
+
+
+@kernel
+def _is_known(r, counter, kind, cost, since, rate, note):
+    """Whether a clock is among the last few of this instant."""
+    n = counter[N_CLOCKS]
+    first = max(int(r.first_clock[counter[N_EVENTS]]), n - N_COMPARED)
+    for i in range(n - 1, first - 1, -1):
+        clock = r.clock[i]
+        if (
+            clock["since"] == since
+            and clock["cost"] == cost
+            and clock["kind"] == kind
+            and clock["rate"] == rate
+            and clock["note"] == note
+        ):
+            return True
+    return False
+
+
+@kernel
+def _add_clock(r, counter, kind, cost, since, rate, note, n_changes):
+    """Add a clock, whose changes have been added."""
+    n = counter[N_CLOCKS]
+    clock = r.clock[n]
+    clock["kind"] = kind
+    clock["cost"] = cost
+    clock["since"] = since
+    clock["rate"] = rate
+    clock["note"] = note
+    clock["n_changes"] = n_changes
+    clock["first"] = counter[N_CHANGES] - n_changes
+    counter[N_CLOCKS] = n + 1
+
+
+@kernel
+def record_clock(r, counter, kind, cost, since, rate):
+    """Record that a compute, the latency of a flow, or a flow at the one rate it has had, ends now."""
+    if not _is_known(r, counter, kind, cost, since, rate, NIL):
+        _add_clock(r, counter, kind, cost, since, rate, NIL, 0)
+
+
+@kernel
+def record_listed(r, counter, flow, cost):
+    """Record that a listed flow ends now, with all the rates it has had."""
+    last = flow["noted"]
+    since, rate = r.note[last]["since"], r.note[last]["rate"]
+    if _is_known(r, counter, TRANSFER, cost, since, rate, last):
+        return
+    n_changes, p = 1, r.note[last]["before"]
+    while p != NIL:
+        n_changes += 1
+        p = r.note[p]["before"]
+    begin = counter[N_CHANGES]
+    if begin + n_changes > len(r.change):
+        counter[RECORDS] = 0
+        return
+    p = last
+    for i in range(begin + n_changes - 1, begin - 1, -1):
+        r.change[i]["rate"] = r.note[p]["rate"]
+        r.change[i]["since"] = r.note[p]["since"]
+        p = r.note[p]["before"]
+    counter[N_CHANGES] += n_changes
+    _add_clock(r, counter, TRANSFER, cost, since, rate, last, n_changes)
+
+
+@kernel
+def _transfer_end_s(clock, changes, n_bytes, instant_s):
+    """End of a transfer, -1 where it might have ended at an earlier change of its rate."""
+    if clock["n_changes"] == 0:
+        return instant_s[clock["since"]] + n_bytes / clock["rate"]
+    first = changes[clock["first"]]
+    rate, since_s, left = first["rate"], instant_s[first["since"]], n_bytes
+    for i in range(clock["first"] + 1, clock["first"] + clock["n_changes"]):
+        at_s = instant_s[changes[i]["since"]]
+        left -= rate * (at_s - since_s)
+        if not left > rate * at_s * MARGIN:
+            return -1.0
+        rate, since_s = changes[i]["rate"], at_s
+    return since_s + max(left, 0.0) / rate
+
+
+@kernel
+def play(tape, c, instant_s):
+    """Find the instants of a row of costs from a tape whose capacities and zeros are the row's.
+
+    Parameters
+    ----------
+    tape : Tape
+    c : Costs
+    instant_s : ndarray of float64, shape (at least n_instants,)
+        Seconds; overwritten.
+
+    Returns
+    -------
+    bool
+        Whether the row's simulation takes this order for certain.
+    """
+    instant_s[0] = 0.0
+    limit_s = 0.0
+    for at in range(1, tape.n_instants):
+        first_s, last_s = np.inf, 0.0
+        for i in range(tape.first_clock[at], tape.first_clock[at + 1]):
+            clock = tape.clock[i]
+            if clock["kind"] == DURATION:
+                end_s = instant_s[clock["since"]] + c.duration_s[clock["cost"]]
+            elif clock["kind"] == LATENCY:
+                end_s = instant_s[clock["since"]] + c.latency_s[clock["cost"]]
+            else:
+                end_s = _transfer_end_s(clock, tape.change, c.bytes[clock["cost"]], instant_s)
+            first_s = min(first_s, end_s)
+            last_s = max(last_s, end_s)
+        if not (limit_s < first_s < np.inf):
+            return False
+        limit_s = first_s * (1.0 + INSTANT_RTOL)
+        if last_s > limit_s:
+            return False
+        instant_s[at] = first_s
+    return True

@@ -1,0 +1,210 @@
+"""Rows that are played from a tape: the very floats of a simulation, wherever the tape says that it may be played."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from replays import compute, flow, workload
+from strategies import TIDY, workloads
+
+from g5cp_vec.engine._jit import kernel
+from g5cp_vec.engine.arrays import N_EVENTS, OK, RECORDS, Costs, make_workspace
+from g5cp_vec.engine.measure import Tags
+from g5cp_vec.engine.playback import MAX_TAPES
+from g5cp_vec.engine.schedule import simulate
+from g5cp_vec.engine.tape import Tape, make_recorder, play
+from g5cp_vec.runner.simulate import run_graph
+from g5cp_vec.runner.workload import compile_workload
+
+
+@kernel(entry=True)
+def _simulate(g, c, w, r, info):
+    return simulate(g, c, w, r, info)
+
+
+@kernel(entry=True)
+def _play(tape, c, instant_s):
+    return play(tape, c, instant_s)
+
+
+class Recorded:
+    """A graph and a tape of one row of costs through it."""
+
+    def __init__(self, graph, costs):
+        self.graph = graph
+        self.w, self.r = make_workspace(graph), make_recorder(len(graph.op_kind))
+        self.w.counter[RECORDS] = 1
+        self.times = self.simulate(costs)
+        self.is_whole = self.w.counter[RECORDS] == 1  # unless rates changed too often
+        self.w.counter[RECORDS] = 0
+        self.at = self.w.at.copy()
+        self.tape = Tape(int(self.w.counter[N_EVENTS]) + 1, self.r.first_clock, self.r.clock, self.r.change)
+
+    def simulate(self, costs):
+        assert _simulate(self.graph, costs, self.w, self.r, np.zeros(2, np.int64)) == OK
+        return self.w.instant_s[self.w.at["start"]], self.w.instant_s[self.w.at["finish"]]
+
+    def play(self, costs):
+        """Times of every op, None where the tape does not say that they are these."""
+        instant_s = np.zeros(len(self.w.instant_s))
+        if not _play(self.tape, costs, instant_s):
+            return None
+        return instant_s[self.at["start"]], instant_s[self.at["finish"]]
+
+
+def recorded(load):
+    graph, costs = compile_workload(load)
+    return Recorded(graph, costs), costs
+
+
+def scaled(costs, factors):
+    """Costs times a factor for each duration, number of bytes and latency, taken from the list in turn."""
+    n = [len(column) for column in costs[:3]]
+    each = np.resize(np.array(factors, float), sum(n))
+    parts = np.split(each, np.cumsum(n)[:-1])
+    return Costs(*(column * part for column, part in zip(costs[:3], parts, strict=True)), costs.capacity_bytes_per_s)
+
+
+# Nearly 1, where other events come to fall on an instant; plain fractions, where ties are common; and anything.
+factors = st.lists(
+    st.sampled_from([1.0, 1.0, 0.5, 2.0, 1 + 1e-13, 1 - 1e-13, 1 + 1e-12, 1 - 1e-12, 1 + 3e-12, 1 + 1e-9, 1.001])
+    | st.floats(0.5, 2),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=300)
+@given(workloads(), st.lists(factors, min_size=1, max_size=6))
+def test_what_is_played_is_what_is_simulated(load, rows):
+    tape, costs = recorded(load)
+    assume(tape.is_whole)
+    for row in rows:
+        changed = scaled(costs, row)
+        played = tape.play(changed)
+        if played is not None:
+            np.testing.assert_array_equal(played, tape.simulate(changed))
+
+
+@settings(max_examples=150)
+@given(workloads(regimes=(TIDY,), max_ops=24), st.lists(factors, min_size=1, max_size=6))
+def test_what_is_played_is_what_is_simulated_where_ties_are_common(load, rows):
+    test_what_is_played_is_what_is_simulated.hypothesis.inner_test(load, rows)
+
+
+@given(workloads(), st.integers(-3, 3))
+def test_a_tape_holds_for_its_own_row_and_for_any_multiple(load, exponent):
+    tape, costs = recorded(load)
+    instant_s = tape.w.instant_s[: tape.tape.n_instants]
+    # Instants that are nearly one are simulated: see `g5cp_vec.engine.tape`.
+    assume(tape.is_whole and (np.diff(instant_s) > 1e-11 * instant_s[1:]).all())
+    multiple = scaled(costs, [2.0**exponent])
+    if all(np.isfinite(column).all() for column in multiple):
+        played = tape.play(multiple)
+        assert played is not None
+        np.testing.assert_array_equal(played, np.array(tape.times) * 2.0**exponent)
+
+
+# Chip 0 computes 4 s; beside it one flow moves 10 B alone at 10 B/s, then shares the link with one of 20 B, which a
+# compute of half a second lets go. Then a compute of 1 s, and a latency.
+SHARED = workload(
+    [compute(0, 4), flow([0], 10), compute(1, 0.5), flow([0], 20), compute(2, 1), flow([], 0, 0.25)],
+    deps=[(2, 3), (3, 4), (4, 5)],
+    bw=[10],
+    chips=3,
+)
+
+
+def with_amounts(costs, amounts):
+    """Costs with other seconds or bytes of some ops, every one of which has costs of its own."""
+    amount = costs.bytes.copy()
+    amount[list(amounts)] = list(amounts.values())
+    return Costs(amount, amount, costs.latency_s, costs.capacity_bytes_per_s)
+
+
+def test_by_hand():
+    """10 B alone to 0.5 s, both at 5 B/s to 1.5 s, 15 B left alone to 3 s; compute to 4 s; 0.25 s of latency."""
+    tape, costs = recorded(SHARED)
+    np.testing.assert_allclose(tape.times[1], [4, 1.5, 0.5, 3, 4, 4.25])
+    # 12 B: 7 B left at 0.5 s end at 1.9 s, when 13 B are left; they end at 3.2 s. Nothing changes places.
+    played = tape.play(with_amounts(costs, {0: 4.2, 1: 12}))
+    np.testing.assert_allclose(played[1], [4.2, 1.9, 0.5, 3.2, 4.2, 4.45])
+
+
+@pytest.mark.parametrize(("n_bytes", "end_s"), [(4.0, 0.4), (5.0, 0.5)])
+def test_a_flow_that_would_end_before_its_rate_changes(n_bytes, end_s):
+    tape, costs = recorded(SHARED)
+    shorter = with_amounts(costs, {1: n_bytes})
+    assert tape.play(shorter) is None
+    assert tape.simulate(shorter)[1][1] == end_s
+
+
+@pytest.mark.parametrize(
+    ("recorded_s", "other_s", "holds"),
+    [
+        ([1, 2], [1.5, 2], True),
+        ([1, 2], [3, 2], False),
+        ([1, 2], [2, 2], False),
+        ([2, 2], [2.5, 2.5], True),
+        ([2, 2], [2.5, 2], False),
+    ],
+)
+def test_another_order_of_two_ends(recorded_s, other_s, holds):
+    tape, costs = recorded(workload([compute(chip, s) for chip, s in enumerate(recorded_s)], chips=2))
+    played = tape.play(with_amounts(costs, dict(enumerate(other_s))))
+    assert (played is not None) == holds
+    if holds:
+        np.testing.assert_array_equal(played[1], other_s)
+
+
+def rows_of(load, seed, n_rows, spread):
+    graph, costs = compile_workload(load)
+    rng = np.random.default_rng(seed)
+    tables = tuple(column * rng.uniform(1 - spread, 1 + spread, (n_rows, len(column))) for column in costs[:3])
+    n_chips = len(graph.chip_indptr) - 1
+    nowhere = np.zeros(n_chips + 1, np.int64), np.zeros(0, np.int32)
+    tags = Tags(np.zeros(len(graph.op_kind), np.int8), *nowhere, *nowhere, False, np.zeros((0, 4), np.int64))
+    return graph, tags, (*tables, np.tile(costs.capacity_bytes_per_s, (n_rows, 1)))
+
+
+@settings(max_examples=60)
+@given(workloads(), st.integers(0, 99), st.sampled_from([0.0, 1e-13, 1e-12, 1e-9, 0.01, 0.3]))
+def test_rows_do_not_depend_on_their_neighbours(load, seed, spread):
+    graph, tags, tables = rows_of(load, seed, 3 * MAX_TAPES, spread)
+    together = run_graph(graph, tags, tables, keep_times=True)
+    for jobs in (2, 3):
+        shared = run_graph(graph, tags, tables, jobs, keep_times=True)
+        np.testing.assert_array_equal(shared[3].times_s, together[3].times_s)
+        np.testing.assert_array_equal(shared[1], together[1])
+    for row in range(0, 3 * MAX_TAPES, 5):
+        alone = run_graph(graph, tags, tuple(table[row : row + 1] for table in tables), keep_times=True)
+        np.testing.assert_array_equal(alone[3].times_s[0], together[3].times_s[row])
+        assert alone[1][0] == together[1][row]
+
+
+@pytest.mark.parametrize("column", [0, 1, 2, 3])
+def test_capacities_and_zeros_are_looked_at(column):
+    """A row like the one before but for a capacity, or for a cost of nothing, is not played."""
+    graph, tags, tables = rows_of(SHARED, 0, 4, 0.0)
+    tables[column][1:3] *= 3.0 if column == 3 else 0.0
+    together = run_graph(graph, tags, tables, keep_times=True)[3].times_s
+    for row in range(4):
+        alone = run_graph(graph, tags, tuple(table[row : row + 1] for table in tables), keep_times=True)
+        np.testing.assert_array_equal(alone[3].times_s[0], together[row])
+    assert not np.array_equal(together[0], together[1])
+    np.testing.assert_array_equal(together[0], together[3])
+
+
+def test_rates_that_change_too_often_to_be_recorded():
+    """Each of forty ends changes the rates of all that are left: more changes than a tape holds."""
+    load = workload([flow([0], 1 + i) for i in range(40)], bw=[1])
+    graph, tags, tables = rows_of(load, 0, 4, 0.0)
+    r, w = make_recorder(40), make_workspace(graph)
+    w.counter[RECORDS] = 1
+    assert _simulate(graph, Costs(*(table[0] for table in tables)), w, r, np.zeros(2, np.int64)) == OK
+    assert w.counter[RECORDS] == 0
+    times_s = run_graph(graph, tags, tables, keep_times=True)[3].times_s
+    np.testing.assert_allclose(times_s[:, 1, -1], 820)
+    np.testing.assert_array_equal(times_s, times_s[:1].repeat(4, axis=0))
