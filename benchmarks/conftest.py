@@ -23,7 +23,7 @@ def record(benchmark: Any) -> Callable[..., None]:
             return
         median_s = benchmark.stats.stats.median
         for per, name in (("n_ops", "ops_per_s"), ("n_points", "points_per_s")):
-            if per in counts:
+            if name not in counts and per in counts:
                 benchmark.extra_info[name] = counts[per] / median_s
         if "n_events" in counts:
             benchmark.extra_info["events_per_s"] = counts["n_events"] / median_s

@@ -3,42 +3,57 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 from workloads import Workload
 
+from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import N_EVENTS, N_LINK_VISITS, N_SOLVES, make_workspace
 from g5cp_vec.engine.schedule import simulate
+from g5cp_vec.engine.tape import make_recorder
 from g5cp_vec.runner.status import raise_for_status
 
 
+@kernel(entry=True)
+def _simulate(g, c, w, r, info):
+    return simulate(g, c, w, r, info)
+
+
 class Simulation:
-    """A workload with its workspace, and the times of its last run.
+    """A workload with its workspace, and the instants of its last run.
 
     Parameters
     ----------
     workload : Workload
-
-    Attributes
-    ----------
-    start_s, finish_s : ndarrays of float64, shape (n_ops,)
     """
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        n_ops = workload.n_ops
-        self.start_s, self.finish_s = np.zeros(n_ops), np.zeros(n_ops)
         self._info = np.zeros(2, np.int64)
         self._workspace = make_workspace(workload.graph)
+        self._recorder = make_recorder(0)
 
     def run(self) -> None:
         """Simulate once."""
         g, c = self.workload
-        status = simulate(g, c, self._workspace, self.start_s, self.finish_s, self._info)
+        status = _simulate(g, c, self._workspace, self._recorder, self._info)
         raise_for_status(status, self._info, "benchmark")
+
+    @property
+    def start_s(self) -> NDArray[np.float64]:
+        """Start of every op in the last run."""
+        start_s: NDArray[np.float64] = self._workspace.instant_s[self._workspace.at["start"]]
+        return start_s
+
+    @property
+    def finish_s(self) -> NDArray[np.float64]:
+        """End of every op in the last run."""
+        finish_s: NDArray[np.float64] = self._workspace.instant_s[self._workspace.at["finish"]]
+        return finish_s
 
     @property
     def makespan_s(self) -> float:
         """Last end of the last run."""
-        return float(self.finish_s.max())
+        return float(self._workspace.instant_s[self._workspace.counter[N_EVENTS]])
 
     @property
     def counters(self) -> dict[str, int]:
