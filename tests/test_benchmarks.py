@@ -217,7 +217,7 @@ def compiled_or_not():
 
 def test_plain_python_gives_what_compiled_code_gives():
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", PLAIN, str(Path(__file__).parent), str(BENCHMARKS)]
+    command = [sys.executable, "-W", "error", "-c", PLAIN, str(Path(__file__).parent), str(BENCHMARKS)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     plain = json.loads(done.stdout)

@@ -45,7 +45,7 @@ OUTSIDE = -1.0
     LAST_PUSHED,  # slot: head of the bucket of events made last
     RECENT,  # here begin the slots of some recent chains, looked at for one to join
 ) = range(12)
-N_RECENT = 8
+N_RECENT = 8  # a power of two
 # Counters of a simulation: ops ended, instants, rate solutions, links looked at by them; clocks, changes and notes
 # recorded; and what the next row finds as it is: the stamp of the last solution, and whether rows are recorded.
 N_DONE, N_EVENTS, N_SOLVES, N_LINK_VISITS, N_CLOCKS, N_CHANGES, N_NOTES, STAMP, RECORDS = range(9)

@@ -13,10 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.arrays import FREE, LAST_PUSHED, N_HEAP, N_SLOTS, NIL, OUTSIDE, RECENT
-
-# An odd number whose product with the bits of a float scatters them (2**64 over the golden ratio).
-SCATTER = np.uint64(0x9E3779B97F4A7C15)
+from g5cp_vec.engine.arrays import FREE, LAST_PUSHED, N_HEAP, N_RECENT, N_SLOTS, NIL, OUTSIDE, RECENT
 
 
 @kernel
@@ -103,13 +100,22 @@ def heap_push(w, slot, key_s):
 
 
 @kernel
+def _fold_bits(key_s):
+    """Return a number below `N_RECENT` to which all bits of a float contribute."""
+    bits = np.float64(key_s).view(np.uint64)
+    for shift in (32, 16, 8, 4):
+        bits ^= bits >> np.uint64(shift)
+    return bits & np.uint64(N_RECENT - 1)
+
+
+@kernel
 def find_chain(w, op, kind, rate, since_s, key_s):
     """Return the slot of the ops of a kind that began at one time, at one rate, and have their event at ``key_s`` (s).
 
     Such ops need no slot each. Some recent chains are at hand, found by the bits of their time; where there is none,
     one is made that ``op`` is to be the first of.
     """
-    at = (np.float64(key_s).view(np.uint64) * SCATTER) >> np.uint64(61)
+    at = _fold_bits(key_s)
     slot = w.count[RECENT + at]
     f = w.slot[slot]
     if f["key_s"] == key_s and f["kind"] == kind and f["rate"] == rate and f["since_s"] == since_s:
