@@ -13,7 +13,7 @@ from g5cp_vec.engine.tape import note_rate
 
 # A rate that moved by less than a few roundings keeps its old value, and with it the flow's end.
 RATE_RTOL = 1e-14
-# Moves of an insertion sort per op, after which it gives up.
+# Places per op that an insertion sort may move ops by.
 MOST_MOVES = 8
 
 
@@ -68,11 +68,11 @@ def begin_added(g, c, w, at, now_s):
 @kernel
 def list_contending(g, c, w, r, now_s):
     """List the new flows that share links, which become ``w.added``, and the lone ones whose links they come to."""
-    sort(w.aside, w.count[N_ASIDE], w.affected)
+    sort(w.aside, w.count[N_ASIDE])
     for i in range(w.count[N_ASIDE]):
         disturb(g, c, w, r, w.aside[i])
     w.count[N_ASIDE] = 0
-    sort(w.added, w.count[N_ADDED], w.affected)
+    sort(w.added, w.count[N_ADDED])
     for i in range(w.count[N_ADDED]):
         slot = take_slot(w, w.added[i])
         w.slot[slot]["since_s"] = now_s
@@ -103,60 +103,28 @@ def free_changed(w, r, at, now_s):
 
 
 @kernel(inlines=False)
-def sort(ops, n, buffer):
+def sort(ops, n):
     """Sort the first ``n`` ops in place.
 
-    What happens to shared links at one instant is taken in this order, so that rates depend on what falls on an
-    instant and on nothing else. Mostly an op is at its place or very near; if not, what is in order is merged.
+    Mostly an op is at its place or very near, so inserting one after another is all; if it takes too many moves, ops
+    are moved over wide gaps first (Shell), which bounds what any order costs.
     """
-    n_moves = 0
-    for i in range(1, n):
-        op = ops[i]
-        if ops[i - 1] <= op:
-            continue
-        j = i
-        while j > 0 and ops[j - 1] > op:
-            ops[j] = ops[j - 1]
-            j -= 1
-        ops[j] = op
-        n_moves += i - j
-        if n_moves > MOST_MOVES * n:
-            _merge_runs(ops, n, buffer)
-            return
-
-
-@kernel
-def _merge_runs(ops, n, buffer):
-    """Sort by merging neighbouring runs, over and over."""
-    begin = 0
-    while True:
-        middle = begin + 1
-        while middle < n and ops[middle - 1] <= ops[middle]:
-            middle += 1
-        if middle >= n:
-            if begin == 0:
-                return
-            begin = 0  # once more from the front, with half as many runs
-            continue
-        end = middle + 1
-        while end < n and ops[end - 1] <= ops[end]:
-            end += 1
-        _merge(ops, begin, middle, end, buffer)
-        begin = end if end < n else 0
-
-
-@kernel
-def _merge(ops, begin, middle, end, buffer):
-    """Merge two neighbouring runs."""
-    for i in range(begin, middle):
-        buffer[i] = ops[i]
-    i, j = begin, middle
-    for k in range(begin, end):
-        if i == middle:
-            break
-        if j < end and ops[j] < buffer[i]:
-            ops[k] = ops[j]
-            j += 1
+    gap, most_moves = 1, MOST_MOVES * n
+    while gap > 0:
+        n_moves = 0
+        for i in range(gap, n):
+            op = ops[i]
+            if ops[i - gap] <= op:
+                continue
+            j = i
+            while j >= gap and ops[j - gap] > op:
+                ops[j] = ops[j - gap]
+                j -= gap
+            ops[j] = op
+            n_moves += i - j
+            if n_moves > most_moves:
+                break
+        if n_moves > most_moves:
+            gap, most_moves = n // 2, 2**62
         else:
-            ops[k] = buffer[i]
-            i += 1
+            gap = 1 if gap == 2 else gap * 5 // 11

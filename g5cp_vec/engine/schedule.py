@@ -345,7 +345,7 @@ def _what_ends(op, is_lone):
 @kernel
 def _unlink_ended(w, r):
     """End the listed flows that have moved their bytes."""
-    sort(w.aside, w.count[N_ASIDE], w.affected)
+    sort(w.aside, w.count[N_ASIDE])
     for i in range(w.count[N_ASIDE]):
         op = w.aside[i]
         slot = w.member[op]["slot"]
