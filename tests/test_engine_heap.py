@@ -47,7 +47,7 @@ def _do(w, what, slots, times_s, out):
 @numba.njit
 def _chain(w, ops, times_s):
     for i in range(len(ops)):
-        join_chain(w, find_chain(w, ops[i], TIMERS, 0.0, 0.0, times_s[i]), ops[i])
+        join_chain(w, find_chain(w, ops[i], TIMERS, 0.0, 0, times_s[i]), ops[i])
 
 
 @numba.njit

@@ -216,10 +216,10 @@ class Costs(NamedTuple):
 class Workspace(NamedTuple):
     """Scratch of one simulation: lists and heaps, and a record per op, flow under way, link and chip.
 
-    A flow is given a slot when it starts to move and gives it back when it ends, so what is looked at all the time
-    stays small however long the graph. A simulation that ends with OK leaves everything clean for the next row of its
-    graph; after a failure make another. Stamps count rate solutions and stay below 2**32 for any number of rows that
-    one workspace is used for.
+    What has an event to come has a slot until then, ops with the same event share one, so what is looked at all the
+    time stays small however long the graph. A simulation that ends with OK leaves everything clean for the next row
+    of its graph; after a failure make another. Stamps count rate solutions and stay below 2**32 for any number of
+    rows that one workspace is used for.
 
     The fewer arrays, the sooner all is compiled: every function that is passed a workspace is passed all of them.
     """
@@ -304,12 +304,11 @@ def make_workspace(g: Graph) -> Workspace:
     """
     n_ops, n_chips, n_links = len(g.op_kind), len(g.chip_indptr) - 1, len(g.link_capacity)
     max_hops = int(np.diff(g.route_indptr).max(initial=0))
-    # One slot more than there are ops, for both have them while latencies turn into transfers, and one that nothing
-    # has. They are made clean when they are handed out: most never are.
-    slot = np.empty(n_ops + 2, SLOT)
-    slot["key_s"][n_ops + 1] = OUTSIDE
+    # The last slot is nobody's. The others are made clean when they are handed out: most never are.
+    slot = np.empty(n_ops + 1, SLOT)
+    slot["key_s"][n_ops] = OUTSIDE
     count = np.zeros(RECENT + N_RECENT, np.uint32)
-    count[FREE], count[RECENT:] = NIL, n_ops + 1
+    count[FREE], count[RECENT:] = NIL, n_ops
     chip = np.zeros(n_chips, CHIP)
     chip["begin"] = g.chip_indptr[:-1]
     chip["next_op"] = NIL
@@ -321,9 +320,9 @@ def make_workspace(g: Graph) -> Workspace:
         op=_pack_ops(g),
         pred_left=np.empty(n_ops, np.uint32),
         slot=slot,
-        hop=np.empty((n_ops + 1) * max_hops, HOP),
+        hop=np.empty(n_ops * max_hops, HOP),
         member=np.empty(n_ops, MEMBER),
-        heap=np.empty(n_ops + 1, EVENT),
+        heap=np.empty(n_ops, EVENT),
         queue=np.empty(n_ops, np.uint32),
         aside=np.empty(n_ops, np.uint32),
         chip=chip,

@@ -39,7 +39,7 @@ def run_rows(
     out : ndarray of float64, shape (n_rows, N_MEASURES)
         Left alone when times are kept.
     out_events : ndarray of int64, shape (n_rows,)
-        Instants simulated.
+        Instants of each row but the first, simulated or played.
     out_status : ndarray of int64, shape (n_rows, 2), zeros
         Status (OK, NOT_PERIODIC or an engine failure) and the op concerned.
     out_times_s : ndarray of float64, shape (n_rows, 2, n_ops) or (0, 2, n_ops)

@@ -109,8 +109,10 @@ def _fold_bits(key_s):
 
 
 @kernel
-def find_chain(w, op, kind, rate, since_s, key_s):
-    """Return the slot of the ops of a kind that began at one time, at one rate, and have their event at ``key_s`` (s).
+def find_chain(w, op, kind, rate, since, key_s):
+    """Return the slot of the ops of a kind that have their event at ``key_s`` (s).
+
+    Lone flows of a chain have one rate since one instant; of the others neither is said (0).
 
     Such ops need no slot each. Some recent chains are at hand, found by the bits of their time; where there is none,
     one is made that ``op`` is to be the first of.
@@ -118,13 +120,13 @@ def find_chain(w, op, kind, rate, since_s, key_s):
     at = _fold_bits(key_s)
     slot = w.count[RECENT + at]
     f = w.slot[slot]
-    if f["key_s"] == key_s and f["kind"] == kind and f["rate"] == rate and f["since_s"] == since_s:
+    if f["key_s"] == key_s and f["kind"] == kind and f["rate"] == rate and f["since"] == since:
         return slot
     slot = take_slot(w, op)
     f = w.slot[slot]
     f["kind"] = kind
     f["rate"] = rate
-    f["since_s"] = since_s
+    f["since"] = since
     f["n_ops"] = 0
     f["last"] = op
     w.count[RECENT + at] = slot

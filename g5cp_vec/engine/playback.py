@@ -2,7 +2,7 @@
 
 Tapes are tried from the one used last to the one used longest ago, which a new one takes the place of. Rows whose
 order is hardly ever known (ranks that drift apart) cost tries and recordings for nothing: after as many misses
-as there is patience for, only one row in `PAUSE` is tried and recorded, until one hits.
+as there is patience for, `PAUSE` rows are only simulated before one is tried and recorded, until one hits.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from g5cp_vec.engine.arrays import AT, CHANGE, CLOCK, N_CHANGES, N_CLOCKS, N_EVE
 from g5cp_vec.engine.tape import Tape, play
 
 MAX_TAPES = 8
-# Ops on all tapes of a worker together.
-MAX_TAPE_OPS = 2**23
+# Ops on all tapes of a worker together: its tapes and its recorder stay below 0.4 GB.
+MAX_TAPE_OPS = 2**20
 PATIENCE = 8
 PAUSE = 8
 

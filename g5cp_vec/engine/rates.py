@@ -57,8 +57,8 @@ def begin_added(g, c, w, at, now_s):
         rate = w.lone_rate[i]
         end_s = now_s + c.bytes[w.op[op]["cost"]] / rate
         if end_s != slot_end_s or rate != slot_rate:
-            slot, slot_end_s, slot_rate = find_chain(w, op, LONE, rate, now_s, end_s), end_s, rate
-            w.slot[slot]["since"] = at
+            slot, slot_end_s, slot_rate = find_chain(w, op, LONE, rate, at, end_s), end_s, rate
+            w.slot[slot]["since_s"] = now_s
         join_chain(w, slot, op)
         w.slot[slot]["n_ops"] += 1
         w.member[op]["slot"] = slot

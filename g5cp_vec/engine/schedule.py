@@ -82,7 +82,7 @@ def _has_nothing_to_move(c, w, op):
 
 
 @kernel
-def _make_ready(c, w, op, at, now_s):
+def _make_ready(c, w, op, at):
     chip = w.op[op]["chip"]
     if chip != NIL:
         push_ready(w, op, chip)
@@ -97,7 +97,7 @@ def _make_ready(c, w, op, at, now_s):
 
 
 @kernel
-def _end_queued(g, c, w, head, at, now_s):
+def _end_queued(g, c, w, head, at):
     """End the queued ops from position ``head`` on, with everything that ends because of them in no time."""
     while head < w.count[N_QUEUE]:
         op = w.queue[head]
@@ -112,7 +112,7 @@ def _end_queued(g, c, w, head, at, now_s):
             n_left = w.pred_left[succ] - 1
             w.pred_left[succ] = n_left
             if n_left == 0:
-                _make_ready(c, w, succ, at, now_s)
+                _make_ready(c, w, succ, at)
     return head
 
 
@@ -135,7 +135,7 @@ def _dispatch(g, c, w, at, now_s):
             continue
         end_s = now_s + duration_s
         if end_s != slot_end_s:
-            slot, slot_end_s = find_chain(w, op, TIMERS, 0.0, 0.0, end_s), end_s
+            slot, slot_end_s = find_chain(w, op, TIMERS, 0.0, 0, end_s), end_s
         join_chain(w, slot, op)
     w.count[N_TOUCHED] = 0
 
@@ -148,7 +148,7 @@ def _start_latencies(c, w, now_s):
         op = w.aside[i]
         end_s = now_s + c.latency_s[w.op[op]["latency"]]
         if end_s != slot_end_s:
-            slot, slot_end_s = find_chain(w, op, TIMERS, 0.0, 0.0, end_s), end_s
+            slot, slot_end_s = find_chain(w, op, TIMERS, 0.0, 0, end_s), end_s
         join_chain(w, slot, op)
     w.count[N_ASIDE] = 0
 
@@ -158,7 +158,7 @@ def _settle(g, c, w, at, now_s):
     """Carry the instant to its fixpoint: ends, choices, ends of zero-second computes, and so on."""
     head = 0
     while True:
-        head = _end_queued(g, c, w, head, at, now_s)
+        head = _end_queued(g, c, w, head, at)
         _dispatch(g, c, w, at, now_s)
         if head == w.count[N_QUEUE]:
             break
@@ -242,7 +242,7 @@ def simulate(graph, c, w, r, out_info):
     _reset(graph.pred_count, graph.link_capacity, c, w)
     now_s = 0.0
     for i in range(w.count[N_AFFECTED]):
-        _make_ready(c, w, w.affected[i], 0, now_s)
+        _make_ready(c, w, w.affected[i], 0)
     # Every instant takes at least one event; a compute op has one, a flow two.
     for at in range(2 * n_ops + 1):
         w.instant_s[at] = now_s

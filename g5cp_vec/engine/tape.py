@@ -8,8 +8,9 @@ since. Given other durations, latencies and bytes, the instants follow one after
 The order holds for the other row when every clock runs out at its instant and none runs out earlier; both are checked
 while the instants are found. Where it does not hold for certain, the row is simulated. Capacities must be equal, so
 that rates are, and nothing may be zero that was not, because what is zero ends in the instant in which it begins.
-Rows that are played get the very floats that a simulation gives: ops that start or end at one instant are taken in
-order of their numbers, so rates depend on the order of the instants only, and times come from the same operations.
+Rows that are played get the very floats that a simulation gives: flows that come to shared links or leave them at one
+instant are taken in order of their numbers, so rates depend on the order of the instants only, and times come from the
+same operations.
 """
 
 from __future__ import annotations
