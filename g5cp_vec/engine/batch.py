@@ -10,7 +10,7 @@ from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import N_EVENTS, OK, RECORDS, Costs, Instants, finish_s, start_s
 from g5cp_vec.engine.fold import is_periodic
 from g5cp_vec.engine.measure import measure
-from g5cp_vec.engine.playback import N_INSTANTS, find_tape, is_due, keep_tape
+from g5cp_vec.engine.playback import N_INSTANTS, find_tape, keep_tape, take_turn
 from g5cp_vec.engine.schedule import simulate
 
 # Beside the engine's own statuses: a run left out units although it is not periodic; simulate more of them.
@@ -51,7 +51,7 @@ def run_rows(
     table = Costs(duration_s, bytes_, latency_s, capacity)
     keeps = len(out_times_s) > 0
     for row in range(worker, n_rows, n_workers):
-        records = is_due(shelf)
+        records = take_turn(shelf)
         tape = find_tape(shelf, table, row, w.instant_s) if records else -1
         if tape >= 0:
             times = Instants(w.instant_s[: shelf.tape[tape, N_INSTANTS]], shelf.at[tape])

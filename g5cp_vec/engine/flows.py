@@ -51,8 +51,8 @@ def _unlink_mate(w, slot):
 def claim_links(g, w, op):
     """Let a flow that begins to move have its links to itself, unless others are there: then all of these share.
 
-    Lone flows that must share their links from now on are put aside. Returns the rate of the flow
-    while it is alone.
+    Lone flows that must share their links from now on are put aside. Returns the rate that the flow has while it is
+    alone.
     """
     w.member[op]["slot"] = PENDING
     rate = np.inf

@@ -170,7 +170,7 @@ def _fill_at_once(w, share):
     """
     n_frozen = 0
     limit = share * (1.0 + TIE_RTOL)
-    is_alone = share > 0.0
+    nobody_joins = share > 0.0
     for pos in range(w.count[N_OPEN]):
         link = w.open_links[pos]["link"]
         if w.open_links[pos]["key"] > limit:
@@ -183,9 +183,9 @@ def _fill_at_once(w, share):
                 f["new_bottleneck"] = link
                 n_frozen += 1
             elif f["new_rate"] == 0.0 and f["rate"] > share * (1.0 + CHECK_RTOL):
-                is_alone = False  # it would have to join
+                nobody_joins = False
             p = w.hop[p]["next"]
-    if is_alone and n_frozen == w.count[N_AFFECTED]:
+    if nobody_joins and n_frozen == w.count[N_AFFECTED]:
         return True
     for i in range(w.count[N_AFFECTED]):
         w.slot[w.affected[i]]["new_rate"] = -1.0

@@ -100,8 +100,8 @@ def _put_first(shelf, place):
 
 
 @kernel
-def is_due(shelf):
-    """Whether to try tapes, and to record, for the next row."""
+def take_turn(shelf):
+    """Tell whether the next row tries tapes and is recorded; if not, it counts as one of the pause."""
     if len(shelf.tape) == 0:
         return False
     if shelf.state[N_MISSES] < PATIENCE or shelf.state[N_PAUSED] >= PAUSE:
