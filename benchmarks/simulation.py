@@ -30,7 +30,7 @@ class Simulation:
         self.workload = workload
         self._info = np.zeros(2, np.int64)
         self._workspace = make_workspace(workload.graph)
-        self._recorder = make_recorder(0)
+        self._recorder = make_recorder(workload.graph, records=False)
 
     def run(self) -> None:
         """Simulate once."""

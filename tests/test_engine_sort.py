@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.rates import sort
+from g5cp_vec.engine.sorting import sort
 
 
 @kernel(entry=True)

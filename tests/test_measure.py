@@ -43,7 +43,12 @@ def measures(workload, ends, roles):
     out, events, status = np.zeros((1, 7)), np.zeros(1, np.int64), np.zeros((1, 2), np.int64)
     row = Costs(*(column[None] for column in costs))
     no_times, no_windows = np.zeros((0, 2, len(role))), np.zeros((1, 0, 2))
-    scratch = make_workspace(graph), make_recorder(0), make_shelf(len(role), 1), make_scratch(graph, tags)
+    scratch = (
+        make_workspace(graph),
+        make_recorder(graph, records=False),
+        make_shelf(len(role), 1),
+        make_scratch(graph, tags),
+    )
     run_rows(graph, tags, *scratch, *row, 0, 1, out, events, status, no_times, no_windows)
     assert status[0, 0] == 0
     return out[0]

@@ -46,9 +46,9 @@ OUTSIDE = -1.0
     RECENT,  # here begin the slots of some recent chains, looked at for one to join
 ) = range(12)
 N_RECENT = 8  # a power of two
-# Counters of a simulation: ops ended, instants, rate solutions, links looked at by them; clocks, changes and notes
-# recorded; and what the next row finds as it is: the stamp of the last solution, and whether rows are recorded.
-N_DONE, N_EVENTS, N_SOLVES, N_LINK_VISITS, N_CLOCKS, N_CHANGES, N_NOTES, STAMP, RECORDS = range(9)
+# Counters of a simulation: ops ended, instants, rate solutions, links looked at by them; clocks, changes, notes and
+# pairs recorded; and what the next row finds as it is: the stamp of the last solution, and whether rows are recorded.
+N_DONE, N_EVENTS, N_SOLVES, N_LINK_VISITS, N_CLOCKS, N_CHANGES, N_NOTES, N_PAIRS, STAMP, RECORDS = range(10)
 
 # What the loop asks of an op, side by side: one line of the cache holds two of them.
 OP = np.dtype(
@@ -154,6 +154,12 @@ CLOCK = np.dtype(
 DURATION, LATENCY, TRANSFER = range(3)
 # A rate that holds from an instant on; while a simulation is recorded, with the flow's rate before.
 CHANGE = np.dtype([("rate", np.float64), ("since", np.uint32), ("before", np.uint32)])
+# Where on a tape something of an instant begins: the clocks that run out there, the instants that must come before.
+FIRST = np.dtype([("clock", np.uint32), ("before", np.uint32)])
+# While a simulation is recorded: an instant that must come before another, and the last instants at which a chip
+# became free, started an op for which it had waited, and started any; and the highest rank that it has started.
+PAIR = np.dtype([("before", np.uint32), ("after", np.uint32)])
+CHOICE = np.dtype([("freed", np.uint32), ("waited", np.uint32), ("chosen", np.uint32), ("rank", np.uint32)])
 
 
 class Graph(NamedTuple):
@@ -255,7 +261,7 @@ class Instants(NamedTuple):
     Attributes
     ----------
     instant_s : ndarray of float64, shape (n_instants,)
-        Ascending.
+        In order where they were simulated; where they were played, in that of the row that was recorded.
     at : ndarray of `AT`, shape (n_ops,)
         Instants.
     """

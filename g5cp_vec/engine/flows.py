@@ -15,6 +15,7 @@ import numpy as np
 from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import CONTENDING, LISTED, N_ASIDE, N_CHANGED, NIL, PENDING, SHARED
 from g5cp_vec.engine.heap import heap_push, take_slot
+from g5cp_vec.engine.precedence import look_at
 from g5cp_vec.engine.tape import note_rate
 
 # The sum of a link's rates is kept by adding and subtracting; it is made anew after so many changes, so that
@@ -79,6 +80,7 @@ def claim_links(g, w, op):
 @kernel
 def disturb(g, c, w, r, op):
     """Let a flow that had its links to itself share them: it leaves its chain, at the rate and end it has."""
+    look_at(g, w, r, op)
     slot = w.member[op]["slot"]
     f = w.slot[slot]
     if f["n_ops"] > 1:

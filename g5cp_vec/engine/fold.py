@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from g5cp_vec.engine._jit import kernel
+from g5cp_vec.engine.arrays import finish_s, start_s
 
 PERIOD_RTOL = 1e-12
 
@@ -26,30 +27,20 @@ RUN_EXTRA = 3
 
 
 @kernel
-def _first_start(at, begin, end):
-    """Instant of the first start."""
-    first = at[begin]["start"]
+def _first_start_s(times, begin, end):
+    first_s = start_s(times, begin)
     for op in range(begin + 1, end):
-        first = min(first, at[op]["start"])
-    return first
+        first_s = min(first_s, start_s(times, op))
+    return first_s
 
 
 @kernel
-def _oldest_in_flight(at, begun, oldest):
-    """Earliest start of the ops in flight once ``begun`` instants have begun; ``oldest`` itself when there is none."""
-    for op in range(len(at)):
-        if at[op]["start"] < begun and at[op]["finish"] >= begun:
-            oldest = min(oldest, at[op]["start"])
-    return oldest
-
-
-@kernel
-def _begun(instant_s, at, until_s):
-    """How many instants begin up to ``until_s``, among which is instant ``at``."""
-    at += 1
-    while at < len(instant_s) and instant_s[at] <= until_s:
-        at += 1
-    return at
+def _oldest_in_flight_s(times, at_s, oldest_s):
+    """Earliest start of the ops in flight just after ``at_s``; ``oldest_s`` when none started before that."""
+    for op in range(len(times.at)):
+        if start_s(times, op) <= at_s < finish_s(times, op):
+            oldest_s = min(oldest_s, start_s(times, op))
+    return oldest_s
 
 
 @kernel
@@ -68,39 +59,36 @@ def is_periodic(times, run, out_window_s):
     -------
     bool
     """
-    instant_s, at = times.instant_s, times.at
     first, unit, kept = run[RUN_FIRST], run[RUN_UNIT], run[RUN_KEPT]
     last = first + (kept - 1) * unit
-    a, b = _first_start(at, last - unit, last), _first_start(at, last, last + unit)
-    a_s, b_s = instant_s[a], instant_s[b]
+    a_s, b_s = _first_start_s(times, last - unit, last), _first_start_s(times, last, last + unit)
     out_window_s[0], out_window_s[1] = a_s, b_s
     period_s = b_s - a_s
     eps_s = PERIOD_RTOL * period_s
-    # What has begun by then: all instants before these.
-    by_a, by_b = _begun(instant_s, a, a_s + eps_s), _begun(instant_s, b, b_s + eps_s)
-    oldest_s = instant_s[_oldest_in_flight(at, by_a, a)]
+    # What has begun by then.
+    by_a_s, by_b_s = a_s + eps_s, b_s + eps_s
+    oldest_s = _oldest_in_flight_s(times, by_a_s, a_s)
     for op in range(first):
-        if instant_s[at[op]["finish"]] > oldest_s + eps_s:
+        if finish_s(times, op) > oldest_s + eps_s:
             return False
     for op in range(first, first + unit):
-        if instant_s[at[op]["finish"]] > oldest_s + period_s + eps_s:
+        if finish_s(times, op) > oldest_s + period_s + eps_s:
             return False
-    for op in range(last + unit, len(at)):
-        if at[op]["start"] < by_b:
+    for op in range(last + unit, len(times.at)):
+        if start_s(times, op) <= by_b_s:
             return False
     for op in range(first, last):
         image = op + unit
-        has_started, has_ended = at[op]["start"] < by_a, at[op]["finish"] < by_a
-        if has_started != (at[image]["start"] < by_b) or has_ended != (at[image]["finish"] < by_b):
+        has_started, has_ended = start_s(times, op) <= by_a_s, finish_s(times, op) <= by_a_s
+        if has_started != (start_s(times, image) <= by_b_s) or has_ended != (finish_s(times, image) <= by_b_s):
             return False
         if not has_started:
             continue
-        finish_s, image_finish_s = instant_s[at[op]["finish"]], instant_s[at[image]["finish"]]
         # Either of the two may reach into the past that decides.
-        if finish_s >= oldest_s - eps_s or image_finish_s >= oldest_s + period_s - eps_s:
-            if abs(instant_s[at[image]["start"]] - instant_s[at[op]["start"]] - period_s) > eps_s:
+        if finish_s(times, op) >= oldest_s - eps_s or finish_s(times, image) >= oldest_s + period_s - eps_s:
+            if abs(start_s(times, image) - start_s(times, op) - period_s) > eps_s:
                 return False
-            if has_ended and abs(image_finish_s - finish_s - period_s) > eps_s:
+            if has_ended and abs(finish_s(times, image) - finish_s(times, op) - period_s) > eps_s:
                 return False
     return True
 

@@ -230,7 +230,8 @@ def measure(g, t, times, windows_s, scratch, out):
         Overwritten.
     """
     out[:] = 0.0
-    out[MAKESPAN_S] = times.instant_s[-1]  # no instant without an end
+    for at_s in times.instant_s:  # none without an end
+        out[MAKESPAN_S] = max(out[MAKESPAN_S], at_s)
     for r in range(len(t.runs)):
         out[MAKESPAN_S] += t.runs[r, RUN_EXTRA] * (windows_s[r, 1] - windows_s[r, 0])
     if len(g.chip_ops) == 0:

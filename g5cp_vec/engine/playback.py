@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.arrays import AT, CHANGE, CLOCK, N_CHANGES, N_CLOCKS, N_EVENTS, Costs
+from g5cp_vec.engine.arrays import AT, CHANGE, CLOCK, FIRST, N_CHANGES, N_CLOCKS, N_EVENTS, N_PAIRS, Costs
 from g5cp_vec.engine.tape import Tape, play
 
 MAX_TAPES = 8
@@ -36,17 +36,21 @@ class Shelf(NamedTuple):
         In each column something else: the tapes in order, from the one used last on; the row that each was recorded
         from; its instants.
     at : ndarray of `AT`, shape (n_tapes, n_ops)
-    first_clock, clock, change : ndarrays of a row for each tape
+    first, clock, change, before : ndarrays of a row for each tape
         As in `Tape`.
+    sorted_s : ndarray of float64
+        Scratch of `play`.
     state : ndarray of int64, shape (3,)
         Tapes recorded, misses in a row, rows that passed without a try since the last one.
     """
 
     tape: NDArray[np.int64]
     at: NDArray[np.void]
-    first_clock: NDArray[np.uint32]
+    first: NDArray[np.void]
     clock: NDArray[np.void]
     change: NDArray[np.void]
+    before: NDArray[np.uint32]
+    sorted_s: NDArray[np.float64]
     state: NDArray[np.int64]
 
 
@@ -56,9 +60,11 @@ def make_shelf(n_ops: int, n_rows: int) -> Shelf:
     return Shelf(
         tape=np.tile(np.arange(n_tapes)[:, None], 3),
         at=np.empty((n_tapes, n_ops), AT),
-        first_clock=np.empty((n_tapes, 2 * n_ops + 2), np.uint32),
+        first=np.empty((n_tapes, 2 * n_ops + 2), FIRST),
         clock=np.empty((n_tapes, 2 * n_ops), CLOCK),
         change=np.empty((n_tapes, 4 * n_ops), CHANGE),
+        before=np.empty((n_tapes, 4 * n_ops), np.uint32),
+        sorted_s=np.empty(2 * n_ops + 2),
         state=np.zeros(3, np.int64),
     )
 
@@ -127,8 +133,8 @@ def find_tape(shelf, table, row, instant_s):
     c = _row_of(table, row)
     for place in range(shelf.state[N_TAPES]):
         t = shelf.tape[place, ORDER]
-        tape = Tape(shelf.tape[t, N_INSTANTS], shelf.first_clock[t], shelf.clock[t], shelf.change[t])
-        if _fits(c, _row_of(table, shelf.tape[t, ROW])) and play(tape, c, instant_s):
+        tape = Tape(shelf.tape[t, N_INSTANTS], shelf.first[t], shelf.clock[t], shelf.change[t], shelf.before[t])
+        if _fits(c, _row_of(table, shelf.tape[t, ROW])) and play(tape, c, instant_s, shelf.sorted_s):
             _put_first(shelf, place)
             shelf.state[N_MISSES] = 0
             return t
@@ -150,7 +156,8 @@ def keep_tape(shelf, w, r, row):
         shelf.at[t, i]["start"] = w.at[i]["start"]
         shelf.at[t, i]["finish"] = w.at[i]["finish"]
     for i in range(n_instants + 1):
-        shelf.first_clock[t, i] = r.first_clock[i]
+        shelf.first[t, i]["clock"] = r.first[i]["clock"]
+        shelf.first[t, i]["before"] = r.first[i]["before"]
     for i in range(w.counter[N_CLOCKS]):
         kept, clock = shelf.clock[t, i], r.clock[i]
         kept["kind"] = clock["kind"]
@@ -162,3 +169,5 @@ def keep_tape(shelf, w, r, row):
     for i in range(w.counter[N_CHANGES]):
         shelf.change[t, i]["rate"] = r.change[i]["rate"]
         shelf.change[t, i]["since"] = r.change[i]["since"]
+    for i in range(w.counter[N_PAIRS]):
+        shelf.before[t, i] = r.before[i]

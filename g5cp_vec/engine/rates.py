@@ -9,18 +9,19 @@ from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import CONTENDING, LONE, N_ADDED, N_AFFECTED, N_ASIDE, N_CHANGED, NIL
 from g5cp_vec.engine.flows import claim_links, commit_rate, disturb, find_alone, link_flow, set_alone
 from g5cp_vec.engine.heap import find_chain, flow_end_s, heap_set, join_chain, take_slot
+from g5cp_vec.engine.precedence import look_at
+from g5cp_vec.engine.sorting import sort
 from g5cp_vec.engine.tape import note_rate
 
 # A rate that moved by less than a few roundings keeps its old value, and with it the flow's end.
 RATE_RTOL = 1e-14
-# Places per op that an insertion sort may move ops by.
-MOST_MOVES = 8
 
 
 @kernel
-def _set_rate(w, r, slot, at, now_s):
+def _set_rate(g, w, r, slot, at, now_s):
     """Give a flow its new rate, account for what it moved at the old one, and move its end."""
     f = w.slot[slot]
+    look_at(g, w, r, f["op"])
     old = f["rate"]
     if abs(f["new_rate"] - old) <= RATE_RTOL * old:
         f["new_rate"] = old
@@ -34,17 +35,18 @@ def _set_rate(w, r, slot, at, now_s):
 
 
 @kernel
-def set_rates(w, r, at, now_s):
+def set_rates(g, w, r, at, now_s):
     """Give all affected flows the rates that were found."""
     for i in range(w.count[N_AFFECTED]):
-        _set_rate(w, r, w.affected[i], at, now_s)
+        _set_rate(g, w, r, w.affected[i], at, now_s)
     w.count[N_ADDED] = 0
 
 
 @kernel
-def begin_added(g, c, w, at, now_s):
+def begin_added(g, c, w, r, at, now_s):
     """Let this instant's new flows move: lone ones until their end, the others listed, and left for a solution."""
     for i in range(w.count[N_ADDED]):
+        look_at(g, w, r, w.added[i])
         w.lone_rate[i] = claim_links(g, w, w.added[i])
     slot, slot_end_s, slot_rate = NIL, -1.0, 0.0
     n_listed = 0
@@ -81,7 +83,7 @@ def list_contending(g, c, w, r, now_s):
 
 
 @kernel
-def free_changed(w, r, at, now_s):
+def free_changed(g, w, r, at, now_s):
     """Flows that share nothing any more have their rate at once, and their links leave the list of the changed."""
     n_left = 0
     for i in range(w.count[N_CHANGED]):
@@ -94,37 +96,10 @@ def free_changed(w, r, at, now_s):
             n_left += 1
             continue
         f = w.slot[slot]
+        look_at(g, w, r, f["op"])
         f["remaining"] -= f["rate"] * (now_s - f["since_s"])
         f["since_s"] = now_s
         set_alone(w, slot)
         note_rate(r, w.counter, f, at)
         heap_set(w, slot, flow_end_s(w, slot))
     w.count[N_CHANGED] = n_left
-
-
-@kernel(inlines=False)
-def sort(ops, n):
-    """Sort the first ``n`` ops in place.
-
-    Mostly an op is at its place or very near, so inserting one after another is all; if it takes too many moves, ops
-    are moved over wide gaps first (Shell), which bounds what any order costs.
-    """
-    gap, most_moves = 1, MOST_MOVES * n
-    while gap > 0:
-        n_moves = 0
-        for i in range(gap, n):
-            op = ops[i]
-            if ops[i - gap] <= op:
-                continue
-            j = i
-            while j >= gap and ops[j - gap] > op:
-                ops[j] = ops[j - gap]
-                j -= gap
-            ops[j] = op
-            n_moves += i - j
-            if n_moves > most_moves:
-                break
-        if n_moves > most_moves:
-            gap, most_moves = n // 2, 2**62
-        else:
-            gap = 1 if gap == 2 else gap * 5 // 11

@@ -57,7 +57,9 @@ from g5cp_vec.engine.heap import (
     take_bucket,
 )
 from g5cp_vec.engine.maxmin import solve_rates
-from g5cp_vec.engine.rates import begin_added, free_changed, list_contending, set_rates, sort
+from g5cp_vec.engine.precedence import close, forget, look_at, note_choice, note_freed, note_ready
+from g5cp_vec.engine.rates import begin_added, free_changed, list_contending, set_rates
+from g5cp_vec.engine.sorting import sort
 from g5cp_vec.engine.tape import (
     next_instant,
     record_clock,
@@ -82,10 +84,11 @@ def _has_nothing_to_move(c, w, op):
 
 
 @kernel
-def _make_ready(c, w, op, at):
+def _make_ready(c, w, r, op, at):
     chip = w.op[op]["chip"]
     if chip != NIL:
         push_ready(w, op, chip)
+        note_ready(r, w.counter, chip, w.op[op]["rank"], at)
         return
     w.at[op]["start"] = at
     latency_s = c.latency_s[w.op[op]["latency"]]
@@ -97,7 +100,7 @@ def _make_ready(c, w, op, at):
 
 
 @kernel
-def _end_queued(g, c, w, head, at):
+def _end_queued(g, c, w, r, head, at):
     """End the queued ops from position ``head`` on, with everything that ends because of them in no time."""
     while head < w.count[N_QUEUE]:
         op = w.queue[head]
@@ -107,17 +110,18 @@ def _end_queued(g, c, w, head, at):
         if chip != NIL:
             w.chip[chip]["is_busy"] = 0
             touch_chip(w, chip)
+            note_freed(r, w.counter, chip, at)
         for p in range(w.op[op]["succ"], w.op[op + 1]["succ"]):
             succ = g.succ_indices[p]
             n_left = w.pred_left[succ] - 1
             w.pred_left[succ] = n_left
             if n_left == 0:
-                _make_ready(c, w, succ, at)
+                _make_ready(c, w, r, succ, at)
     return head
 
 
 @kernel
-def _dispatch(g, c, w, at, now_s):
+def _dispatch(g, c, w, r, at, now_s):
     """Let every touched free chip start the first ready op of its order."""
     slot, slot_end_s = NIL, -1.0
     for i in range(w.count[N_TOUCHED]):
@@ -128,6 +132,7 @@ def _dispatch(g, c, w, at, now_s):
             continue
         op = pop_ready(g, w, chip)
         state["is_busy"] = 1
+        note_choice(r, w.counter, chip, w.op[op]["rank"], at)
         w.at[op]["start"] = at
         duration_s = c.duration_s[w.op[op]["cost"]]
         if duration_s == 0.0:
@@ -154,12 +159,12 @@ def _start_latencies(c, w, now_s):
 
 
 @kernel
-def _settle(g, c, w, at, now_s):
+def _settle(g, c, w, r, at, now_s):
     """Carry the instant to its fixpoint: ends, choices, ends of zero-second computes, and so on."""
     head = 0
     while True:
-        head = _end_queued(g, c, w, head, at)
-        _dispatch(g, c, w, at, now_s)
+        head = _end_queued(g, c, w, r, head, at)
+        _dispatch(g, c, w, r, at, now_s)
         if head == w.count[N_QUEUE]:
             break
     _start_latencies(c, w, now_s)
@@ -240,25 +245,27 @@ def simulate(graph, c, w, r, out_info):
     )
     n_ops = len(w.pred_left)
     _reset(graph.pred_count, graph.link_capacity, c, w)
+    if w.counter[RECORDS] > 0:
+        forget(r)
     now_s = 0.0
     for i in range(w.count[N_AFFECTED]):
-        _make_ready(c, w, w.affected[i], 0)
+        _make_ready(c, w, r, w.affected[i], 0)
     # Every instant takes at least one event; a compute op has one, a flow two.
     for at in range(2 * n_ops + 1):
         w.instant_s[at] = now_s
-        _settle(g, c, w, at, now_s)
+        _settle(g, c, w, r, at, now_s)
         if w.count[N_ADDED] > 0:
-            begin_added(g, c, w, at, now_s)
+            begin_added(g, c, w, r, at, now_s)
         if w.count[N_ADDED] > 0:
             list_contending(g, c, w, r, now_s)
         if w.count[N_CHANGED] > 0:
-            free_changed(w, r, at, now_s)
+            free_changed(g, w, r, at, now_s)
         if w.count[N_ADDED] > 0 or w.count[N_CHANGED] > 0:
             status = solve_rates(w)
             if status != OK:
                 out_info[0] = w.slot[w.affected[0]]["op"]
                 return status
-            set_rates(w, r, at, now_s)
+            set_rates(g, w, r, at, now_s)
         if w.count[N_HEAP] == 0:
             break
         now_s = max(now_s, next_event_s(w))
@@ -269,14 +276,16 @@ def simulate(graph, c, w, r, out_info):
         next_instant(r, w.counter, at + 1)
         _take_instant(g, c, w, r, now_s)
         if w.count[N_ASIDE] > 0:
-            _unlink_ended(w, r)
+            _unlink_ended(g, w, r)
     if w.count[N_HEAP] > 0:
         out_info[0] = w.slot[w.heap[0]["slot"]]["op"]
         return ERR_NO_PROGRESS
     if w.counter[N_DONE] < n_ops:
         out_info[0] = _on_cycle(g, w.op, w.pred_left, w.queue)
         return ERR_CYCLE
-    next_instant(r, w.counter, w.counter[N_EVENTS] + 1)
+    if w.counter[RECORDS] > 0:
+        next_instant(r, w.counter, w.counter[N_EVENTS] + 1)
+        close(g, w, r)
     return OK
 
 
@@ -313,6 +322,7 @@ def _take_chain(g, c, w, r, slot):
     while True:
         after = w.member[op]["after"]
         if is_lone:
+            look_at(g, w, r, op)
             ends = free_links(g, w, op)
         else:
             ends = w.op[op]["chip"] != NIL or _has_nothing_to_move(c, w, op)
@@ -343,12 +353,13 @@ def _what_ends(op, is_lone):
 
 
 @kernel
-def _unlink_ended(w, r):
+def _unlink_ended(g, w, r):
     """End the listed flows that have moved their bytes."""
     sort(w.aside, w.count[N_ASIDE])
     for i in range(w.count[N_ASIDE]):
         op = w.aside[i]
         slot = w.member[op]["slot"]
+        look_at(g, w, r, op)
         if w.counter[RECORDS] > 0:
             record_listed(r, w.counter, w.slot[slot], w.op[op]["cost"])
         unlink_flow(w, slot)

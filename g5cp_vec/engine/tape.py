@@ -1,16 +1,16 @@
 """Recorded simulations: what ends at which instant, so that a row that unfolds alike needs no search.
 
-The *order* of a simulation (which ops start and end at which instant, which flows have which rate from which instant
-to which) often is the same for many rows of costs through one graph. A tape holds it: for every instant the distinct
-*clocks* that run out there, a clock being an instant at which something began and what it has to wait or to move
-since. Given other durations, latencies and bytes, the instants follow one after another from the clocks alone.
+What happens in a simulation (which ops start and end together, which flows have which rate from when to when) often
+is the same for many rows of costs through one graph. A tape holds it: for every instant the distinct *clocks* that
+run out there, a clock being an instant at which something began and what it has to wait or to move since. Given other
+durations, latencies and bytes, the instants follow one after another from the clocks alone.
 
-The order holds for the other row when every clock runs out at its instant and none runs out earlier; both are checked
-while the instants are found. Where it does not hold for certain, the row is simulated. Capacities must be equal, so
-that rates are, and nothing may be zero that was not, because what is zero ends in the instant in which it begins.
-Rows that are played get the very floats that a simulation gives: flows that come to shared links or leave them at one
-instant are taken in order of their numbers, so rates depend on the order of the instants only, and times come from the
-same operations.
+It happens to the other row, too, when all clocks of an instant run out together, those of no two instants do, and
+instants with something in common (`g5cp_vec.engine.precedence`) keep their order. That is checked, while the instants
+are found; where it does not hold for certain, the row is simulated. Capacities must be equal, so that rates are, and
+nothing may be zero that was not, because what is zero ends in the instant in which it begins. Rows that are played get
+the very floats that a simulation gives: flows that come to shared links or leave them at one instant are taken in
+order of their numbers, so rates depend on the order of the instants only, and times come from the same operations.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import (
     CHANGE,
+    CHOICE,
     CLOCK,
     DURATION,
+    FIRST,
     INSTANT_RTOL,
     LATENCY,
     N_CHANGES,
@@ -32,12 +34,17 @@ from g5cp_vec.engine.arrays import (
     N_EVENTS,
     N_NOTES,
     NIL,
+    PAIR,
     RECORDS,
     TRANSFER,
+    Graph,
 )
+from g5cp_vec.engine.sorting import sort
 
 # Clocks of an instant, or notes, looked at for an equal one.
 N_COMPARED = 4
+# Pairs looked at for an equal one: at most two to this.
+MAX_KNOWN_BITS = 15
 # By how much of the time a flow must miss the instant at which its rate changes to be certain not to end there.
 MARGIN = 4 * INSTANT_RTOL
 
@@ -47,25 +54,42 @@ class Recorder(NamedTuple):
 
     Attributes
     ----------
-    first_clock, clock, change
+    first, clock, change, before
         As of `Tape`.
     note : ndarray of `CHANGE`
         Rates of all listed flows, each with the one that the flow had before.
+    pair : ndarray of `PAIR`
+    known : ndarray of `PAIR`
+        Some of them, each at the place that follows from it: a table of those last met.
+    choice : ndarray of `CHOICE`, shape (n_chips,)
+    looked_at : ndarray of uint32, shape (n_links,)
+        Last instant that looked at each link.
     """
 
-    first_clock: NDArray[np.uint32]
+    first: NDArray[np.void]
     clock: NDArray[np.void]
     change: NDArray[np.void]
+    before: NDArray[np.uint32]
     note: NDArray[np.void]
+    pair: NDArray[np.void]
+    known: NDArray[np.void]
+    choice: NDArray[np.void]
+    looked_at: NDArray[np.uint32]
 
 
-def make_recorder(n_ops: int) -> Recorder:
-    """Allocate what a simulation of so many ops is recorded on; the system provides only what is touched."""
+def make_recorder(g: Graph, *, records: bool = True) -> Recorder:
+    """Allocate what a simulation of a graph is recorded on; the system provides only what is touched."""
+    n_ops = len(g.op_kind) if records else 0
     return Recorder(
-        first_clock=np.empty(2 * n_ops + 2, np.uint32),
+        first=np.empty(2 * n_ops + 2, FIRST),
         clock=np.empty(2 * n_ops, CLOCK),
         change=np.empty(4 * n_ops, CHANGE),
+        before=np.empty(4 * n_ops, np.uint32),
         note=np.empty(4 * n_ops, CHANGE),
+        pair=np.empty(4 * n_ops, PAIR),
+        known=np.empty(2 ** min(n_ops.bit_length(), MAX_KNOWN_BITS), PAIR),
+        choice=np.empty(len(g.chip_indptr) - 1, CHOICE),
+        looked_at=np.empty(len(g.link_capacity), np.uint32),
     )
 
 
@@ -75,17 +99,21 @@ class Tape(NamedTuple):
     Attributes
     ----------
     n_instants : int
-    first_clock : ndarray of uint32, shape (at least n_instants + 1,)
-        Where the clocks that run out at each instant begin.
+    first : ndarray of `FIRST`, shape (at least n_instants + 1,)
+        Where the clocks of each instant begin, and the instants before it.
     clock : ndarray of `CLOCK`
+        What runs out at an instant.
     change : ndarray of `CHANGE`
         Rates of the transfers that have had several, from the first to the last.
+    before : ndarray of uint32
+        Instants that must come before an instant.
     """
 
     n_instants: int
-    first_clock: NDArray[np.uint32]
+    first: NDArray[np.void]
     clock: NDArray[np.void]
     change: NDArray[np.void]
+    before: NDArray[np.uint32]
 
 
 @kernel
@@ -117,14 +145,14 @@ def note_rate(r, counter, flow, at):
 def next_instant(r, counter, at):
     """Let the clocks recorded from now on be those of instant ``at``."""
     if counter[RECORDS] > 0:
-        r.first_clock[at] = counter[N_CLOCKS]
+        r.first[at]["clock"] = counter[N_CLOCKS]
 
 
 @kernel
 def _is_known(r, counter, kind, cost, since, rate, note):
     """Whether a clock is among the last few of this instant."""
     n = counter[N_CLOCKS]
-    first = max(int(r.first_clock[counter[N_EVENTS]]), n - N_COMPARED)
+    first = max(int(r.first[counter[N_EVENTS]]["clock"]), n - N_COMPARED)
     for i in range(n - 1, first - 1, -1):
         clock = r.clock[i]
         if (
@@ -201,7 +229,19 @@ def _transfer_end_s(clock, changes, n_bytes, instant_s):
 
 
 @kernel
-def play(tape, c, instant_s):
+def _are_apart(instant_s, n, out_sorted_s):
+    """Whether no two of the first ``n`` instants are one."""
+    for at in range(n):
+        out_sorted_s[at] = instant_s[at]
+    sort(out_sorted_s, n)
+    for at in range(1, n):
+        if out_sorted_s[at] <= out_sorted_s[at - 1] * (1.0 + INSTANT_RTOL):
+            return False
+    return True
+
+
+@kernel
+def play(tape, c, instant_s, sorted_s):
     """Find the instants of a row of costs from a tape whose capacities and zeros are the row's.
 
     Parameters
@@ -209,18 +249,19 @@ def play(tape, c, instant_s):
     tape : Tape
     c : Costs
     instant_s : ndarray of float64, shape (at least n_instants,)
-        Seconds; overwritten.
+        Seconds, in the order of the tape; overwritten.
+    sorted_s : ndarray of float64, likewise
+        Scratch.
 
     Returns
     -------
     bool
-        Whether the row's simulation takes this order for certain.
+        Whether this is for certain what a simulation of the row finds.
     """
     instant_s[0] = 0.0
-    limit_s = 0.0
     for at in range(1, tape.n_instants):
         first_s, last_s = np.inf, 0.0
-        for i in range(tape.first_clock[at], tape.first_clock[at + 1]):
+        for i in range(tape.first[at]["clock"], tape.first[at + 1]["clock"]):
             clock = tape.clock[i]
             if clock["kind"] == DURATION:
                 end_s = instant_s[clock["since"]] + c.duration_s[clock["cost"]]
@@ -230,10 +271,10 @@ def play(tape, c, instant_s):
                 end_s = _transfer_end_s(clock, tape.change, c.bytes[clock["cost"]], instant_s)
             first_s = min(first_s, end_s)
             last_s = max(last_s, end_s)
-        if not (limit_s < first_s < np.inf):
+        if not (0.0 < first_s < np.inf) or last_s > first_s * (1.0 + INSTANT_RTOL):
             return False
-        limit_s = first_s * (1.0 + INSTANT_RTOL)
-        if last_s > limit_s:
-            return False
+        for i in range(tape.first[at]["before"], tape.first[at + 1]["before"]):
+            if not instant_s[tape.before[i]] < first_s:
+                return False
         instant_s[at] = first_s
-    return True
+    return _are_apart(instant_s, tape.n_instants, sorted_s)

@@ -94,7 +94,7 @@ def run_graph(
 
     def work(worker: int) -> None:
         shelf = make_shelf(n_ops, len(range(worker, n_rows, n_workers)))
-        w, r = make_workspace(graph), make_recorder(n_ops if len(shelf.tape) else 0)
+        w, r = make_workspace(graph), make_recorder(graph, records=len(shelf.tape) > 0)
         scratch = w, r, shelf, make_scratch(graph, tags)
         windows_s = times.windows_s if keep_times else np.zeros((1, len(tags.runs), 2))
         out = measures, n_events, status, times.times_s, windows_s
