@@ -55,4 +55,4 @@ def settles(start, finish, run, window):
     instant_s, at = np.unique(np.concatenate([start, finish]).astype(float), return_inverse=True)
     ops = np.zeros(len(start), AT)
     ops["start"], ops["finish"] = np.split(at, 2)
-    return bool(_is_periodic(Instants(instant_s, ops), run, window))
+    return bool(_is_periodic(Instants(instant_s, instant_s[-1], ops), run, window))

@@ -25,8 +25,8 @@ def _simulate(g, c, w, r, info):
 
 
 @kernel(entry=True)
-def _play(tape, c, instant_s, sorted_s):
-    return play(tape, c, instant_s, sorted_s)
+def _play(tape, c, instant_s):
+    return play(tape, c, instant_s)
 
 
 class Recorded:
@@ -40,7 +40,8 @@ class Recorded:
         self.is_whole = self.w.counter[RECORDS] == 1  # unless rates changed too often
         self.w.counter[RECORDS] = 0
         self.at = self.w.at.copy()
-        self.tape = Tape(int(self.w.counter[N_EVENTS]) + 1, self.r.first, self.r.clock, self.r.change, self.r.before)
+        n = int(self.w.counter[N_EVENTS]) + 1
+        self.tape = Tape(n, self.r.first, self.r.clock, self.r.change, self.r.before, np.arange(n, dtype=np.uint32))
 
     def simulate(self, costs):
         assert _simulate(self.graph, costs, self.w, self.r, np.zeros(2, np.int64)) == OK
@@ -49,7 +50,7 @@ class Recorded:
     def play(self, costs):
         """Times of every op, None where the tape does not say that they are these."""
         instant_s = np.zeros(len(self.w.instant_s))
-        if not _play(self.tape, costs, instant_s, np.zeros(len(instant_s))):
+        if not _play(self.tape, costs, instant_s):
             return None
         return instant_s[self.at["start"]], instant_s[self.at["finish"]]
 

@@ -262,11 +262,14 @@ class Instants(NamedTuple):
     ----------
     instant_s : ndarray of float64, shape (n_instants,)
         In order where they were simulated; where they were played, in that of the row that was recorded.
+    end_s : float
+        The last of them.
     at : ndarray of `AT`, shape (n_ops,)
         Instants.
     """
 
     instant_s: NDArray[np.float64]
+    end_s: float
     at: NDArray[np.void]
 
 

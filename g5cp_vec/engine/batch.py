@@ -54,7 +54,9 @@ def run_rows(
         records = take_turn(shelf)
         tape = find_tape(shelf, table, row, w.instant_s) if records else -1
         if tape >= 0:
-            times = Instants(w.instant_s[: shelf.tape[tape, N_INSTANTS]], shelf.at[tape])
+            n_instants = shelf.tape[tape, N_INSTANTS]
+            end_s = w.instant_s[shelf.order[tape, n_instants - 1]]
+            times = Instants(w.instant_s[:n_instants], end_s, shelf.at[tape])
         else:
             w.counter[RECORDS] = records
             costs = Costs(duration_s[row], bytes_[row], latency_s[row], capacity[row])
@@ -64,7 +66,8 @@ def run_rows(
                 return  # the workspace is not clean; the caller gives up anyway
             if w.counter[RECORDS] > 0:
                 keep_tape(shelf, w, r, row)
-            times = Instants(w.instant_s[: w.counter[N_EVENTS] + 1], w.at)
+            last = w.counter[N_EVENTS]
+            times = Instants(w.instant_s[: last + 1], w.instant_s[last], w.at)
         out_events[row] = len(times.instant_s) - 1
         at = row if keeps else 0
         for run in range(len(t.runs)):

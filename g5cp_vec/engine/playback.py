@@ -36,10 +36,8 @@ class Shelf(NamedTuple):
         In each column something else: the tapes in order, from the one used last on; the row that each was recorded
         from; its instants.
     at : ndarray of `AT`, shape (n_tapes, n_ops)
-    first, clock, change, before : ndarrays of a row for each tape
+    first, clock, change, before, order : ndarrays of a row for each tape
         As in `Tape`.
-    sorted_s : ndarray of float64
-        Scratch of `play`.
     state : ndarray of int64, shape (3,)
         Tapes recorded, misses in a row, rows that passed without a try since the last one.
     """
@@ -50,7 +48,7 @@ class Shelf(NamedTuple):
     clock: NDArray[np.void]
     change: NDArray[np.void]
     before: NDArray[np.uint32]
-    sorted_s: NDArray[np.float64]
+    order: NDArray[np.uint32]
     state: NDArray[np.int64]
 
 
@@ -64,7 +62,7 @@ def make_shelf(n_ops: int, n_rows: int) -> Shelf:
         clock=np.empty((n_tapes, 2 * n_ops), CLOCK),
         change=np.empty((n_tapes, 4 * n_ops), CHANGE),
         before=np.empty((n_tapes, 4 * n_ops), np.uint32),
-        sorted_s=np.empty(2 * n_ops + 2),
+        order=np.empty((n_tapes, 2 * n_ops + 1), np.uint32),
         state=np.zeros(3, np.int64),
     )
 
@@ -133,8 +131,9 @@ def find_tape(shelf, table, row, instant_s):
     c = _row_of(table, row)
     for place in range(shelf.state[N_TAPES]):
         t = shelf.tape[place, ORDER]
-        tape = Tape(shelf.tape[t, N_INSTANTS], shelf.first[t], shelf.clock[t], shelf.change[t], shelf.before[t])
-        if _fits(c, _row_of(table, shelf.tape[t, ROW])) and play(tape, c, instant_s, shelf.sorted_s):
+        n = shelf.tape[t, N_INSTANTS]
+        tape = Tape(n, shelf.first[t], shelf.clock[t], shelf.change[t], shelf.before[t], shelf.order[t])
+        if _fits(c, _row_of(table, shelf.tape[t, ROW])) and play(tape, c, instant_s):
             _put_first(shelf, place)
             shelf.state[N_MISSES] = 0
             return t
@@ -171,3 +170,5 @@ def keep_tape(shelf, w, r, row):
         shelf.change[t, i]["since"] = r.change[i]["since"]
     for i in range(w.counter[N_PAIRS]):
         shelf.before[t, i] = r.before[i]
+    for at in range(n_instants):
+        shelf.order[t, at] = at

@@ -115,12 +115,29 @@ def _note_ends(g, w, r):
 
 
 @kernel
+def _drop_clocks(r, counter):
+    """Drop the pairs of instants of which a clock of the later one runs since the earlier one."""
+    n_kept = 0
+    for i in range(counter[N_PAIRS]):
+        before, after = r.pair[i]["before"], r.pair[i]["after"]
+        is_clock = False
+        for j in range(r.first[after]["clock"], r.first[after + 1]["clock"]):
+            is_clock |= r.clock[j]["since"] == before
+        if not is_clock:
+            r.pair[n_kept]["before"] = before
+            r.pair[n_kept]["after"] = after
+            n_kept += 1
+    counter[N_PAIRS] = n_kept
+
+
+@kernel
 def close(g, w, r):
     """End a record: put the pairs in order of the instant that comes later."""
     _note_ends(g, w, r)
     counter = w.counter
     if counter[RECORDS] == 0:
         return
+    _drop_clocks(r, counter)
     n_instants = counter[N_EVENTS] + 1
     for at in range(n_instants + 1):
         r.first[at]["before"] = 0

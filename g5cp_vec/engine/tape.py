@@ -39,12 +39,13 @@ from g5cp_vec.engine.arrays import (
     TRANSFER,
     Graph,
 )
-from g5cp_vec.engine.sorting import sort
 
 # Clocks of an instant, or notes, looked at for an equal one.
 N_COMPARED = 4
 # Pairs looked at for an equal one: at most two to this.
 MAX_KNOWN_BITS = 15
+# Places per instant that instants may be moved by, to put them in order.
+MOST_MOVES = 16
 # By how much of the time a flow must miss the instant at which its rate changes to be certain not to end there.
 MARGIN = 4 * INSTANT_RTOL
 
@@ -107,6 +108,8 @@ class Tape(NamedTuple):
         Rates of the transfers that have had several, from the first to the last.
     before : ndarray of uint32
         Instants that must come before an instant.
+    order : ndarray of uint32, shape (at least n_instants,)
+        The instants in order of the row played last, or of the one recorded.
     """
 
     n_instants: int
@@ -114,6 +117,7 @@ class Tape(NamedTuple):
     clock: NDArray[np.void]
     change: NDArray[np.void]
     before: NDArray[np.uint32]
+    order: NDArray[np.uint32]
 
 
 @kernel
@@ -229,29 +233,67 @@ def _transfer_end_s(clock, changes, n_bytes, instant_s):
 
 
 @kernel
-def _are_apart(instant_s, n, out_sorted_s):
-    """Whether no two of the first ``n`` instants are one."""
-    for at in range(n):
-        out_sorted_s[at] = instant_s[at]
-    sort(out_sorted_s, n)
-    for at in range(1, n):
-        if out_sorted_s[at] <= out_sorted_s[at - 1] * (1.0 + INSTANT_RTOL):
-            return False
+def _end_s(tape, clock, c, instant_s):
+    """When a clock runs out, -1 for a transfer that might have ended at an earlier change of its rate."""
+    if clock["kind"] == DURATION:
+        return instant_s[clock["since"]] + c.duration_s[clock["cost"]]
+    if clock["kind"] == LATENCY:
+        return instant_s[clock["since"]] + c.latency_s[clock["cost"]]
+    return _transfer_end_s(clock, tape.change, c.bytes[clock["cost"]], instant_s)
+
+
+@kernel
+def _put_in_order(tape, instant_s):
+    """Bring ``tape.order`` up to date, whose instants are nearly in order if a row played before was nearly this one.
+
+    Returns
+    -------
+    n_moves : int
+        Places by which instants were moved; -1 where that would be too much, or two instants are one.
+    """
+    order, n_moves = tape.order, 0
+    before_s = instant_s[order[0]]
+    for i in range(1, tape.n_instants):
+        at = order[i]
+        at_s = instant_s[at]
+        if at_s > before_s * (1.0 + INSTANT_RTOL):
+            before_s = at_s
+            continue
+        j = i
+        while instant_s[order[j - 1]] > at_s:  # the first instant is 0, and no other is
+            order[j] = order[j - 1]
+            j -= 1
+        order[j] = at
+        n_moves += i - j
+        is_one = at_s <= instant_s[order[j - 1]] * (1.0 + INSTANT_RTOL)
+        if i > j:
+            is_one |= instant_s[order[j + 1]] <= at_s * (1.0 + INSTANT_RTOL)
+        if is_one or n_moves > MOST_MOVES * tape.n_instants:
+            return -1
+    return n_moves
+
+
+@kernel
+def _keeps_pairs(tape, instant_s):
+    """Whether all instants follow those that must come before them."""
+    for at in range(1, tape.n_instants):
+        for i in range(tape.first[at]["before"], tape.first[at + 1]["before"]):
+            if not instant_s[tape.before[i]] < instant_s[at]:
+                return False
     return True
 
 
 @kernel
-def play(tape, c, instant_s, sorted_s):
+def play(tape, c, instant_s):
     """Find the instants of a row of costs from a tape whose capacities and zeros are the row's.
 
     Parameters
     ----------
     tape : Tape
+        ``order`` is overwritten.
     c : Costs
     instant_s : ndarray of float64, shape (at least n_instants,)
         Seconds, in the order of the tape; overwritten.
-    sorted_s : ndarray of float64, likewise
-        Scratch.
 
     Returns
     -------
@@ -262,19 +304,16 @@ def play(tape, c, instant_s, sorted_s):
     for at in range(1, tape.n_instants):
         first_s, last_s = np.inf, 0.0
         for i in range(tape.first[at]["clock"], tape.first[at + 1]["clock"]):
-            clock = tape.clock[i]
-            if clock["kind"] == DURATION:
-                end_s = instant_s[clock["since"]] + c.duration_s[clock["cost"]]
-            elif clock["kind"] == LATENCY:
-                end_s = instant_s[clock["since"]] + c.latency_s[clock["cost"]]
-            else:
-                end_s = _transfer_end_s(clock, tape.change, c.bytes[clock["cost"]], instant_s)
+            end_s = _end_s(tape, tape.clock[i], c, instant_s)
             first_s = min(first_s, end_s)
             last_s = max(last_s, end_s)
         if not (0.0 < first_s < np.inf) or last_s > first_s * (1.0 + INSTANT_RTOL):
             return False
-        for i in range(tape.first[at]["before"], tape.first[at + 1]["before"]):
-            if not instant_s[tape.before[i]] < first_s:
-                return False
         instant_s[at] = first_s
-    return _are_apart(instant_s, tape.n_instants, sorted_s)
+    n_moves = _put_in_order(tape, instant_s)
+    # In an order that has been met all pairs are kept.
+    if n_moves == 0 or (n_moves > 0 and _keeps_pairs(tape, instant_s)):
+        return True
+    for at in range(tape.n_instants):
+        tape.order[at] = at
+    return False
