@@ -23,7 +23,6 @@ from g5cp_vec.engine.measure import (
     make_scratch,
 )
 from g5cp_vec.engine.playback import make_shelf
-from g5cp_vec.engine.tape import make_recorder
 from g5cp_vec.errors import ConfigError
 from g5cp_vec.runner.workload import compile_workload
 
@@ -43,12 +42,7 @@ def measures(workload, ends, roles):
     out, events, status = np.zeros((1, 7)), np.zeros(1, np.int64), np.zeros((1, 2), np.int64)
     row = Costs(*(column[None] for column in costs))
     no_times, no_windows = np.zeros((0, 2, len(role))), np.zeros((1, 0, 2))
-    scratch = (
-        make_workspace(graph),
-        make_recorder(graph, records=False),
-        make_shelf(len(role), 1),
-        make_scratch(graph, tags),
-    )
+    scratch = make_workspace(graph), make_shelf(graph, 1), make_scratch(graph, tags)
     run_rows(graph, tags, *scratch, *row, 0, 1, out, events, status, no_times, no_windows)
     assert status[0, 0] == 0
     return out[0]

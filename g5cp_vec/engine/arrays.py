@@ -129,6 +129,12 @@ CHIP = np.dtype(
         ("next_op", np.uint32),  # ready op that comes first in the chip's order, NIL when there is none,
         ("next_rank", np.uint32),  # and its place there
         ("n_ready", np.uint32),  # how many others are ready
+        # While a simulation is recorded: the last instants at which it became free, started an op for which it had
+        # waited, and started any; and the highest rank that it has started.
+        ("freed", np.uint32),
+        ("waited", np.uint32),
+        ("chosen", np.uint32),
+        ("highest", np.uint32),
         ("unused", np.uint32),
     ]
 )
@@ -156,10 +162,8 @@ DURATION, LATENCY, TRANSFER = range(3)
 CHANGE = np.dtype([("rate", np.float64), ("since", np.uint32), ("before", np.uint32)])
 # Where on a tape something of an instant begins: the clocks that run out there, the instants that must come before.
 FIRST = np.dtype([("clock", np.uint32), ("before", np.uint32)])
-# While a simulation is recorded: an instant that must come before another, and the last instants at which a chip
-# became free, started an op for which it had waited, and started any; and the highest rank that it has started.
+# An instant that must come before another; 0 after it: none, as no instant comes before the first.
 PAIR = np.dtype([("before", np.uint32), ("after", np.uint32)])
-CHOICE = np.dtype([("freed", np.uint32), ("waited", np.uint32), ("chosen", np.uint32), ("rank", np.uint32)])
 
 
 class Graph(NamedTuple):

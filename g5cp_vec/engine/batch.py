@@ -10,7 +10,7 @@ from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import N_EVENTS, OK, RECORDS, Costs, Instants, finish_s, start_s
 from g5cp_vec.engine.fold import is_periodic
 from g5cp_vec.engine.measure import measure
-from g5cp_vec.engine.playback import N_INSTANTS, find_tape, keep_tape, take_turn
+from g5cp_vec.engine.playback import N_INSTANTS, find_tape, free_tape, keep_tape, recorder_of, take_turn
 from g5cp_vec.engine.schedule import simulate
 
 # Beside the engine's own statuses: a run left out units although it is not periodic; simulate more of them.
@@ -19,7 +19,7 @@ NOT_PERIODIC = -1
 
 @kernel(entry=True)
 def run_rows(
-    g, t, w, r, shelf, scratch, duration_s, bytes_, latency_s, capacity, worker, n_workers,
+    g, t, w, shelf, scratch, duration_s, bytes_, latency_s, capacity, worker, n_workers,
     out, out_events, out_status, out_times_s, out_windows_s,
 ):  # fmt: skip
     """Simulate every ``n_workers``-th row from row ``worker`` on, and measure it or keep the times of its ops.
@@ -31,7 +31,6 @@ def run_rows(
     g : Graph
     t : Tags
     w : Workspace
-    r : Recorder
     shelf : Shelf
     scratch : ndarray of float64, from `make_scratch`
     duration_s, bytes_, latency_s, capacity : ndarrays of float64, shape (n_rows, number of ids)
@@ -59,13 +58,14 @@ def run_rows(
             times = Instants(w.instant_s[:n_instants], end_s, shelf.at[tape])
         else:
             w.counter[RECORDS] = records
+            tape = free_tape(shelf) if records else 0
             costs = Costs(duration_s[row], bytes_[row], latency_s[row], capacity[row])
-            status = simulate(g, costs, w, r, out_status[row, 1:])
+            status = simulate(g, costs, w, recorder_of(shelf, tape), out_status[row, 1:])
             if status != OK:
                 out_status[row, 0] = status
                 return  # the workspace is not clean; the caller gives up anyway
             if w.counter[RECORDS] > 0:
-                keep_tape(shelf, w, r, row)
+                keep_tape(shelf, w, tape, row)
             last = w.counter[N_EVENTS]
             times = Instants(w.instant_s[: last + 1], w.instant_s[last], w.at)
         out_events[row] = len(times.instant_s) - 1

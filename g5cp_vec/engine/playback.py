@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.arrays import AT, CHANGE, CLOCK, FIRST, N_CHANGES, N_CLOCKS, N_EVENTS, N_PAIRS, Costs
-from g5cp_vec.engine.tape import Tape, play
+from g5cp_vec.engine.arrays import AT, CHANGE, CLOCK, FIRST, N_EVENTS, Costs, Graph
+from g5cp_vec.engine.tape import Recorder, Tape, make_recorder, play
 
 MAX_TAPES = 8
 # Ops on all tapes of a worker together: its tapes and its recorder stay below 0.4 GB.
@@ -38,6 +38,8 @@ class Shelf(NamedTuple):
     at : ndarray of `AT`, shape (n_tapes, n_ops)
     first, clock, change, before, order : ndarrays of a row for each tape
         As in `Tape`.
+    note, pair, looked_at
+        As in `Recorder`, for the row being recorded.
     state : ndarray of int64, shape (3,)
         Tapes recorded, misses in a row, rows that passed without a try since the last one.
     """
@@ -49,20 +51,29 @@ class Shelf(NamedTuple):
     change: NDArray[np.void]
     before: NDArray[np.uint32]
     order: NDArray[np.uint32]
+    note: NDArray[np.void]
+    pair: NDArray[np.void]
+    looked_at: NDArray[np.uint32]
     state: NDArray[np.int64]
 
 
-def make_shelf(n_ops: int, n_rows: int) -> Shelf:
+def make_shelf(g: Graph, n_rows: int) -> Shelf:
     """Return an empty shelf for a worker's rows of a graph; the system provides only what is touched."""
+    n_ops = len(g.op_kind)
     n_tapes = min(MAX_TAPES, MAX_TAPE_OPS // max(n_ops, 1), n_rows - 1)
+    r = make_recorder(g, records=n_tapes > 0)
+    n_rows = max(n_tapes, 1)  # the one that is never recorded on is there, too
     return Shelf(
         tape=np.tile(np.arange(n_tapes)[:, None], 3),
-        at=np.empty((n_tapes, n_ops), AT),
-        first=np.empty((n_tapes, 2 * n_ops + 2), FIRST),
-        clock=np.empty((n_tapes, 2 * n_ops), CLOCK),
-        change=np.empty((n_tapes, 4 * n_ops), CHANGE),
-        before=np.empty((n_tapes, 4 * n_ops), np.uint32),
-        order=np.empty((n_tapes, 2 * n_ops + 1), np.uint32),
+        at=np.empty((n_rows, n_ops), AT),
+        first=np.empty((n_rows, len(r.first)), FIRST),
+        clock=np.empty((n_rows, len(r.clock)), CLOCK),
+        change=np.empty((n_rows, len(r.change)), CHANGE),
+        before=np.empty((n_rows, len(r.before)), np.uint32),
+        order=np.empty((n_rows, len(r.first)), np.uint32),
+        note=r.note,
+        pair=r.pair,
+        looked_at=r.looked_at,
         state=np.zeros(3, np.int64),
     )
 
@@ -142,11 +153,25 @@ def find_tape(shelf, table, row, instant_s):
 
 
 @kernel
-def keep_tape(shelf, w, r, row):
-    """Put what has been recorded on the shelf, in place of the tape used longest ago when it is full."""
+def free_tape(shelf):
+    """Return a tape to record on, which holds nothing any more: a new one, or the one used longest ago."""
     place = min(shelf.state[N_TAPES], len(shelf.tape) - 1)
+    shelf.state[N_TAPES] = place
+    return shelf.tape[place, ORDER]
+
+
+@kernel
+def recorder_of(shelf, t):
+    """Return what records on a tape."""
+    first, clock, change, before = shelf.first[t], shelf.clock[t], shelf.change[t], shelf.before[t]
+    return Recorder(first, clock, change, before, shelf.note, shelf.pair, shelf.looked_at)
+
+
+@kernel
+def keep_tape(shelf, w, t, row):
+    """Put a tape that has been recorded on the shelf."""
+    place = shelf.state[N_TAPES]
     shelf.state[N_TAPES] = place + 1
-    t = shelf.tape[place, ORDER]
     _put_first(shelf, place)
     n_instants = w.counter[N_EVENTS] + 1
     shelf.tape[t, ROW] = row
@@ -154,21 +179,5 @@ def keep_tape(shelf, w, r, row):
     for i in range(len(w.at)):
         shelf.at[t, i]["start"] = w.at[i]["start"]
         shelf.at[t, i]["finish"] = w.at[i]["finish"]
-    for i in range(n_instants + 1):
-        shelf.first[t, i]["clock"] = r.first[i]["clock"]
-        shelf.first[t, i]["before"] = r.first[i]["before"]
-    for i in range(w.counter[N_CLOCKS]):
-        kept, clock = shelf.clock[t, i], r.clock[i]
-        kept["kind"] = clock["kind"]
-        kept["cost"] = clock["cost"]
-        kept["since"] = clock["since"]
-        kept["rate"] = clock["rate"]
-        kept["first"] = clock["first"]
-        kept["n_changes"] = clock["n_changes"]
-    for i in range(w.counter[N_CHANGES]):
-        shelf.change[t, i]["rate"] = r.change[i]["rate"]
-        shelf.change[t, i]["since"] = r.change[i]["since"]
-    for i in range(w.counter[N_PAIRS]):
-        shelf.before[t, i] = r.before[i]
     for at in range(n_instants):
         shelf.order[t, at] = at

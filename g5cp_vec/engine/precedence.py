@@ -22,71 +22,63 @@ import numpy as np
 from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import N_EVENTS, N_PAIRS, NIL, RECORDS
 
-# Two odd numbers, for places in the table of known pairs.
-HASH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
-HASH_SHIFT = np.uint64(40)
+# An odd number without a pattern in its bits, for places in the table of pairs.
+SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @kernel
-def forget(r):
-    """Begin a record: no pair is known, no chip has chosen, no link has been looked at."""
-    for i in range(len(r.known)):
-        r.known[i]["after"] = 0  # no instant comes before the first one
-    for chip in range(len(r.choice)):
-        state = r.choice[chip]
+def forget(w, r):
+    """Begin a record: no instant must come before another, no chip has chosen, no link has been looked at."""
+    for i in range(len(r.pair)):
+        r.pair[i]["after"] = 0
+    for chip in range(len(w.chip)):
+        state = w.chip[chip]
         state["freed"] = NIL
         state["waited"] = NIL
         state["chosen"] = NIL
-        state["rank"] = 0
+        state["highest"] = 0
     for link in range(len(r.looked_at)):
         r.looked_at[link] = NIL
 
 
 @kernel(inlines=False)
 def _precedes(r, counter, before, after):
-    """Note a pair of instants, unless it is among those known."""
+    """Note a pair of instants."""
     if before == after or before == NIL:
         return
-    place = (np.uint64(before) * HASH[0] + np.uint64(after) * HASH[1]) >> HASH_SHIFT
-    known = r.known[place & np.uint64(len(r.known) - 1)]
-    if known["before"] == before and known["after"] == after:
-        return
-    known["before"] = before
-    known["after"] = after
-    n = counter[N_PAIRS]
-    if n == len(r.pair):
+    key = np.uint64(before) << np.uint64(32) | np.uint64(after)
+    mask = np.uint64(len(r.pair) - 1)
+    place = (key * SPREAD >> np.uint64(32)) & mask
+    while r.pair[place]["after"] != 0:
+        if r.pair[place]["before"] == before and r.pair[place]["after"] == after:
+            return
+        place = (place + np.uint64(1)) & mask
+    if counter[N_PAIRS] == len(r.before):
         counter[RECORDS] = 0  # too long to be worth it
         return
-    r.pair[n]["before"] = before
-    r.pair[n]["after"] = after
-    counter[N_PAIRS] = n + 1
+    r.pair[place]["before"] = before
+    r.pair[place]["after"] = after
+    counter[N_PAIRS] += 1
 
 
 @kernel
-def note_ready(r, counter, chip, rank, at):
+def note_ready(w, r, chip, rank, at):
     """Note that a compute becomes ready."""
-    if counter[RECORDS] > 0:
-        state = r.choice[chip]
-        _precedes(r, counter, state["chosen"] if rank < state["rank"] else state["waited"], at)
+    if w.counter[RECORDS] > 0:
+        state = w.chip[chip]
+        _precedes(r, w.counter, state["chosen"] if rank < state["highest"] else state["waited"], at)
 
 
 @kernel
-def note_freed(r, counter, chip, at):
-    """Note that a chip becomes free."""
-    if counter[RECORDS] > 0:
-        r.choice[chip]["freed"] = at
-
-
-@kernel
-def note_choice(r, counter, chip, rank, at):
+def note_choice(w, r, chip, rank, at):
     """Note that a chip starts an op."""
-    if counter[RECORDS] > 0:
-        state = r.choice[chip]
+    if w.counter[RECORDS] > 0:
+        state = w.chip[chip]
         if state["freed"] != at:
-            _precedes(r, counter, state["freed"], at)
+            _precedes(r, w.counter, state["freed"], at)
             state["waited"] = at
         state["chosen"] = at
-        state["rank"] = max(rank, state["rank"])
+        state["highest"] = max(rank, state["highest"])
 
 
 @kernel(inlines=False)
@@ -115,38 +107,35 @@ def _note_ends(g, w, r):
 
 
 @kernel
-def _drop_clocks(r, counter):
-    """Drop the pairs of instants of which a clock of the later one runs since the earlier one."""
-    n_kept = 0
-    for i in range(counter[N_PAIRS]):
-        before, after = r.pair[i]["before"], r.pair[i]["after"]
-        is_clock = False
-        for j in range(r.first[after]["clock"], r.first[after + 1]["clock"]):
-            is_clock |= r.clock[j]["since"] == before
-        if not is_clock:
-            r.pair[n_kept]["before"] = before
-            r.pair[n_kept]["after"] = after
-            n_kept += 1
-    counter[N_PAIRS] = n_kept
+def _is_clock(r, before, after):
+    """Whether a clock of an instant runs since another."""
+    for i in range(r.first[after]["clock"], r.first[after + 1]["clock"]):
+        if r.clock[i]["since"] == before:
+            return True
+    return False
 
 
 @kernel
 def close(g, w, r):
     """End a record: put the pairs in order of the instant that comes later."""
     _note_ends(g, w, r)
-    counter = w.counter
-    if counter[RECORDS] == 0:
+    if w.counter[RECORDS] == 0:
         return
-    _drop_clocks(r, counter)
-    n_instants = counter[N_EVENTS] + 1
+    n_instants = w.counter[N_EVENTS] + 1
     for at in range(n_instants + 1):
         r.first[at]["before"] = 0
-    for i in range(counter[N_PAIRS]):
-        r.first[r.pair[i]["after"]]["before"] += 1
+    for i in range(len(r.pair)):
+        after = r.pair[i]["after"]
+        if after != 0:
+            if _is_clock(r, r.pair[i]["before"], after):
+                r.pair[i]["after"] = 0
+            else:
+                r.first[after]["before"] += 1
     for at in range(n_instants):
         r.first[at + 1]["before"] += r.first[at]["before"]
     # Now the end of every part, counted down to its begin.
-    for i in range(counter[N_PAIRS]):
-        after = r.first[r.pair[i]["after"]]
-        after["before"] -= 1
-        r.before[after["before"]] = r.pair[i]["before"]
+    for i in range(len(r.pair)):
+        if r.pair[i]["after"] != 0:
+            first = r.first[r.pair[i]["after"]]
+            first["before"] -= 1
+            r.before[first["before"]] = r.pair[i]["before"]

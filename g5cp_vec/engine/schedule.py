@@ -57,7 +57,7 @@ from g5cp_vec.engine.heap import (
     take_bucket,
 )
 from g5cp_vec.engine.maxmin import solve_rates
-from g5cp_vec.engine.precedence import close, forget, look_at, note_choice, note_freed, note_ready
+from g5cp_vec.engine.precedence import close, forget, look_at, note_choice, note_ready
 from g5cp_vec.engine.rates import begin_added, free_changed, list_contending, set_rates
 from g5cp_vec.engine.sorting import sort
 from g5cp_vec.engine.tape import (
@@ -88,7 +88,7 @@ def _make_ready(c, w, r, op, at):
     chip = w.op[op]["chip"]
     if chip != NIL:
         push_ready(w, op, chip)
-        note_ready(r, w.counter, chip, w.op[op]["rank"], at)
+        note_ready(w, r, chip, w.op[op]["rank"], at)
         return
     w.at[op]["start"] = at
     latency_s = c.latency_s[w.op[op]["latency"]]
@@ -110,7 +110,8 @@ def _end_queued(g, c, w, r, head, at):
         if chip != NIL:
             w.chip[chip]["is_busy"] = 0
             touch_chip(w, chip)
-            note_freed(r, w.counter, chip, at)
+            if w.counter[RECORDS] > 0:
+                w.chip[chip]["freed"] = at
         for p in range(w.op[op]["succ"], w.op[op + 1]["succ"]):
             succ = g.succ_indices[p]
             n_left = w.pred_left[succ] - 1
@@ -132,7 +133,7 @@ def _dispatch(g, c, w, r, at, now_s):
             continue
         op = pop_ready(g, w, chip)
         state["is_busy"] = 1
-        note_choice(r, w.counter, chip, w.op[op]["rank"], at)
+        note_choice(w, r, chip, w.op[op]["rank"], at)
         w.at[op]["start"] = at
         duration_s = c.duration_s[w.op[op]["cost"]]
         if duration_s == 0.0:
@@ -246,7 +247,7 @@ def simulate(graph, c, w, r, out_info):
     n_ops = len(w.pred_left)
     _reset(graph.pred_count, graph.link_capacity, c, w)
     if w.counter[RECORDS] > 0:
-        forget(r)
+        forget(w, r)
     now_s = 0.0
     for i in range(w.count[N_AFFECTED]):
         _make_ready(c, w, r, w.affected[i], 0)
@@ -322,8 +323,9 @@ def _take_chain(g, c, w, r, slot):
     while True:
         after = w.member[op]["after"]
         if is_lone:
-            look_at(g, w, r, op)
             ends = free_links(g, w, op)
+            if ends:
+                look_at(g, w, r, op)
         else:
             ends = w.op[op]["chip"] != NIL or _has_nothing_to_move(c, w, op)
         if records and (ends or not is_lone):

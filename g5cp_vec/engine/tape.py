@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import (
     CHANGE,
-    CHOICE,
     CLOCK,
     DURATION,
     FIRST,
@@ -42,8 +41,8 @@ from g5cp_vec.engine.arrays import (
 
 # Clocks of an instant, or notes, looked at for an equal one.
 N_COMPARED = 4
-# Pairs looked at for an equal one: at most two to this.
-MAX_KNOWN_BITS = 15
+# Room for pairs beyond one an op: small graphs that stand for large ones have many instants.
+MOST_SMALL_PAIRS = 2**15 - 1
 # Places per instant that instants may be moved by, to put them in order.
 MOST_MOVES = 16
 # By how much of the time a flow must miss the instant at which its rate changes to be certain not to end there.
@@ -59,10 +58,8 @@ class Recorder(NamedTuple):
         As of `Tape`.
     note : ndarray of `CHANGE`
         Rates of all listed flows, each with the one that the flow had before.
-    pair : ndarray of `PAIR`
-    known : ndarray of `PAIR`
-        Some of them, each at the place that follows from it: a table of those last met.
-    choice : ndarray of `CHOICE`, shape (n_chips,)
+    pair : ndarray of `PAIR`, shape (a power of two,)
+        Each at the first free place from the one that follows from it.
     looked_at : ndarray of uint32, shape (n_links,)
         Last instant that looked at each link.
     """
@@ -73,23 +70,20 @@ class Recorder(NamedTuple):
     before: NDArray[np.uint32]
     note: NDArray[np.void]
     pair: NDArray[np.void]
-    known: NDArray[np.void]
-    choice: NDArray[np.void]
     looked_at: NDArray[np.uint32]
 
 
 def make_recorder(g: Graph, *, records: bool = True) -> Recorder:
     """Allocate what a simulation of a graph is recorded on; the system provides only what is touched."""
     n_ops = len(g.op_kind) if records else 0
+    n_pairs = 2 ** (max(n_ops, min(8 * n_ops, MOST_SMALL_PAIRS))).bit_length()
     return Recorder(
         first=np.empty(2 * n_ops + 2, FIRST),
         clock=np.empty(2 * n_ops, CLOCK),
         change=np.empty(4 * n_ops, CHANGE),
-        before=np.empty(4 * n_ops, np.uint32),
+        before=np.empty(n_pairs // 2, np.uint32),
         note=np.empty(4 * n_ops, CHANGE),
-        pair=np.empty(4 * n_ops, PAIR),
-        known=np.empty(2 ** min(n_ops.bit_length(), MAX_KNOWN_BITS), PAIR),
-        choice=np.empty(len(g.chip_indptr) - 1, CHOICE),
+        pair=np.empty(n_pairs, PAIR),
         looked_at=np.empty(len(g.link_capacity), np.uint32),
     )
 

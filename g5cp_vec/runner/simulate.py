@@ -14,7 +14,6 @@ from g5cp_vec.engine.arrays import Graph, make_workspace
 from g5cp_vec.engine.batch import NOT_PERIODIC, run_rows
 from g5cp_vec.engine.measure import N_MEASURES, Tags, make_scratch
 from g5cp_vec.engine.playback import make_shelf
-from g5cp_vec.engine.tape import make_recorder
 from g5cp_vec.runner.status import raise_for_status
 from g5cp_vec.runner.template import Template
 
@@ -93,9 +92,8 @@ def run_graph(
     n_workers = min(jobs, n_rows)
 
     def work(worker: int) -> None:
-        shelf = make_shelf(n_ops, len(range(worker, n_rows, n_workers)))
-        w, r = make_workspace(graph), make_recorder(graph, records=len(shelf.tape) > 0)
-        scratch = w, r, shelf, make_scratch(graph, tags)
+        shelf = make_shelf(graph, len(range(worker, n_rows, n_workers)))
+        scratch = make_workspace(graph), shelf, make_scratch(graph, tags)
         windows_s = times.windows_s if keep_times else np.zeros((1, len(tags.runs), 2))
         out = measures, n_events, status, times.times_s, windows_s
         run_rows(graph, tags, *scratch, *tables, worker, n_workers, *out)
