@@ -141,13 +141,14 @@ def link_flow(g, c, w, slot):
 
 
 @kernel
-def find_alone(w, link):
+def find_alone(g, w, r, link):
     """Return the flow that a link was left with if it shares none of its links now, else NIL."""
     p = w.link[link]["head"]
     if p == NIL or w.hop[p]["next"] != NIL:
         return NIL
     slot = w.hop[p]["slot"]
     f = w.slot[slot]
+    look_at(g, w, r, f["op"])
     for p in range(f["first"], f["first"] + f["n_hops"]):
         if w.hop[p]["next"] != NIL or w.hop[p]["prev"] != NIL:
             return NIL

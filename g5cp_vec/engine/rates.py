@@ -90,13 +90,12 @@ def free_changed(g, w, r, at, now_s):
         link = w.changed[i]
         if w.link[link]["is_changed"] == 0:
             continue  # its flow has its rate from another of its links
-        slot = find_alone(w, link)
+        slot = find_alone(g, w, r, link)
         if slot == NIL:
             w.changed[n_left] = link
             n_left += 1
             continue
         f = w.slot[slot]
-        look_at(g, w, r, f["op"])
         f["remaining"] -= f["rate"] * (now_s - f["since_s"])
         f["since_s"] = now_s
         set_alone(w, slot)
