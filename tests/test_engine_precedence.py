@@ -77,7 +77,7 @@ CASES = {
     # The first flow is slow on a link of its own, so nothing changes its rate; but it is left alone or it is not.
     "a flow would be left alone": (
         workload(
-            [flow([0, 1, 2], 5), flow([0], 4), compute(0, 1), flow([1], 5)], deps=[(2, 3)], bw=[3, 3, 1], chips=1,
+            [flow([0, 1, 2], 9), flow([0], 4), compute(0, 1), flow([1], 5)], deps=[(2, 3)], bw=[3, 3, 1], chips=1,
         ),
         {2: 3}, False,
     ),
