@@ -16,6 +16,7 @@ from g5cp_vec.engine._jit import kernel
 COMPUTE = 0
 FLOW = 1
 NONE = -1
+# Constants that are passed on are numpy's: for a literal a function is compiled anew.
 # NONE inside the kernels, where indices are unsigned: a signed one costs a test for "from the end" at every use.
 NIL = np.uint32(2**32 - 1)
 
@@ -68,7 +69,7 @@ PENDING, CONTENDING = np.uint32(2**32 - 2), np.uint32(2**32 - 3)
 # ``lone`` of a link whose flows are in lists.
 SHARED = np.uint32(2**32 - 2)
 # What a slot stands for: a flow in the lists of its links, or a chain, of computes and latencies or of lone flows.
-LISTED, TIMERS, LONE = range(3)
+LISTED, TIMERS, LONE = np.arange(3, dtype=np.uint32)
 # A flow in the lists of its links, or a chain of ops.
 SLOT = np.dtype(
     [
@@ -157,7 +158,7 @@ CLOCK = np.dtype(
         ("rate", np.float64),  # last rate of a transfer (bytes/s)
     ]
 )
-DURATION, LATENCY, TRANSFER = range(3)
+DURATION, LATENCY, TRANSFER = np.arange(3, dtype=np.uint32)
 # A rate that holds from an instant on; while a simulation is recorded, with the flow's rate before.
 CHANGE = np.dtype([("rate", np.float64), ("since", np.uint32), ("before", np.uint32)])
 # Where on a tape something of an instant begins: the clocks that run out there, the instants that must come before.
@@ -223,6 +224,15 @@ class Costs(NamedTuple):
     capacity_bytes_per_s: NDArray[np.float64]
 
 
+class Entries(NamedTuple):
+    """What a record of `OP` points into, with unsigned indices; few arrays, for the sake of compilation."""
+
+    succ_indices: NDArray[np.uint32]
+    route_indices: NDArray[np.uint32]
+    route_count: NDArray[np.float64]
+    chip_ops: NDArray[np.uint32]
+
+
 class Workspace(NamedTuple):
     """Scratch of one simulation: lists and heaps, and a record per op, flow under way, link and chip.
 
@@ -234,6 +244,7 @@ class Workspace(NamedTuple):
     The fewer arrays, the sooner all is compiled: every function that is passed a workspace is passed all of them.
     """
 
+    entries: Entries
     count: NDArray[np.uint32]
     counter: NDArray[np.int64]
     op: NDArray[np.void]
@@ -289,15 +300,6 @@ def finish_s(times: Any, op: Any) -> Any:
     return times.instant_s[times.at[op]["finish"]]
 
 
-class Entries(NamedTuple):
-    """What a record of `OP` points into, with unsigned indices; few arrays, for the sake of compilation."""
-
-    succ_indices: NDArray[np.uint32]
-    route_indices: NDArray[np.uint32]
-    route_count: NDArray[np.float64]
-    chip_ops: NDArray[np.uint32]
-
-
 def _pack_ops(g: Graph) -> NDArray[np.void]:
     n_ops = len(g.op_kind)
     op = np.empty(n_ops + 1, OP)
@@ -327,7 +329,14 @@ def make_workspace(g: Graph) -> Workspace:
     chip["next_op"] = NIL
     link = np.zeros(n_links, LINK)
     link["head"] = link["mate_head"] = NIL
+    entries = (
+        g.succ_indices.view(np.uint32),
+        g.route_indices.view(np.uint32),
+        g.route_count,
+        g.chip_ops.view(np.uint32),
+    )
     return Workspace(
+        entries=Entries(*entries),
         count=count,
         counter=np.zeros(RECORDS + 1, np.int64),
         op=_pack_ops(g),

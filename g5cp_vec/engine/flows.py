@@ -94,7 +94,7 @@ def disturb(g, c, w, r, op):
     f["op"] = op
     link_flow(g, c, w, slot)
     set_alone(w, slot)
-    note_rate(r, w.counter, f, f["since"])
+    note_rate(r, w.counter, f, np.int64(f["since"]))
 
 
 @kernel

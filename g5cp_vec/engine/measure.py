@@ -194,7 +194,7 @@ def _peak_blocks(g, t, times, chip, held_from, held_to, out):
     A block is held from the start of its flow until every op that waits for it (the attention over it and the flow
     that forwards it) has ended.
     """
-    n = 0
+    n = np.int64(0)
     for p in range(t.arrive_indptr[chip], t.arrive_indptr[chip + 1]):
         flow = t.arrive_ops[p]
         if t.op_role[flow] & ROLE_RING_FLOW:

@@ -103,7 +103,7 @@ def _note_ends(g, w, r):
     for op in range(len(w.at)):
         end = w.at[op]["finish"]
         for p in range(w.op[op]["succ"], w.op[op + 1]["succ"]):
-            _precedes(r, w.counter, end, w.at[g.succ_indices[p]]["start"])
+            _precedes(r, w.counter, end, np.int64(w.at[g.succ_indices[p]]["start"]))
 
 
 @kernel

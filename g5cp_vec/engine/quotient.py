@@ -98,7 +98,7 @@ def _colour_ops(s, salt, chip_colour, link_colour, seen, table_hash, table_id, o
     """One topological sweep; returns the number of op colours."""
     table_id[:] = -1
     seen[:] = -1
-    n_ids = 0
+    n_ids = np.int64(0)
     for op in range(len(s.op_label)):
         h = _mix(np.uint64(s.op_label[op]) ^ salt[0])
         if s.op_kind[op] == COMPUTE:
@@ -117,7 +117,7 @@ def _colour_ops(s, salt, chip_colour, link_colour, seen, table_hash, table_id, o
 @kernel
 def _colour_chips(s, salt, op_colour, table_hash, table_id, chip_colour):
     table_id[:] = -1
-    n_ids = 0
+    n_ids = np.int64(0)
     for chip in range(len(chip_colour)):
         h = _mix(np.uint64(chip_colour[chip]) ^ salt[0])
         h += _sum_of(s.chip_indptr, s.chip_ops, chip, op_colour, salt[1])
@@ -129,7 +129,7 @@ def _colour_chips(s, salt, op_colour, table_hash, table_id, chip_colour):
 @kernel
 def _colour_links(s, salt, op_colour, table_hash, table_id, link_colour):
     table_id[:] = -1
-    n_ids = 0
+    n_ids = np.int64(0)
     for link in range(len(link_colour)):
         h = _mix(np.uint64(link_colour[link]) ^ salt[0])
         h += _sum_of(s.link_indptr, s.link_ops, link, op_colour, salt[1])
@@ -140,7 +140,7 @@ def _colour_links(s, salt, op_colour, table_hash, table_id, link_colour):
 @kernel
 def _n_distinct(labels, table_hash, table_id):
     table_id[:] = -1
-    n_ids = 0
+    n_ids = np.int64(0)
     for label in labels:
         _, n_ids = _dense_id(_mix(np.uint64(label)), table_hash, table_id, n_ids)
     return n_ids

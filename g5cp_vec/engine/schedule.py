@@ -41,7 +41,6 @@ from g5cp_vec.engine.arrays import (
     STAMP,
     TIMERS,
     TRANSFER,
-    Entries,
 )
 from g5cp_vec.engine.chips import pop_ready, push_ready, touch_chip
 from g5cp_vec.engine.flows import (
@@ -141,7 +140,7 @@ def _dispatch(g, c, w, r, at, now_s):
             continue
         end_s = now_s + duration_s
         if end_s != slot_end_s:
-            slot, slot_end_s = find_chain(w, op, TIMERS, 0.0, 0, end_s), end_s
+            slot, slot_end_s = find_chain(w, op, TIMERS, 0.0, np.int64(0), end_s), end_s
         join_chain(w, slot, op)
     w.count[N_TOUCHED] = 0
 
@@ -154,7 +153,7 @@ def _start_latencies(c, w, now_s):
         op = w.aside[i]
         end_s = now_s + c.latency_s[w.op[op]["latency"]]
         if end_s != slot_end_s:
-            slot, slot_end_s = find_chain(w, op, TIMERS, 0.0, 0, end_s), end_s
+            slot, slot_end_s = find_chain(w, op, TIMERS, 0.0, np.int64(0), end_s), end_s
         join_chain(w, slot, op)
     w.count[N_ASIDE] = 0
 
@@ -162,7 +161,7 @@ def _start_latencies(c, w, now_s):
 @kernel
 def _settle(g, c, w, r, at, now_s):
     """Carry the instant to its fixpoint: ends, choices, ends of zero-second computes, and so on."""
-    head = 0
+    head = np.int64(0)
     while True:
         head = _end_queued(g, c, w, r, head, at)
         _dispatch(g, c, w, r, at, now_s)
@@ -238,19 +237,14 @@ def simulate(graph, c, w, r, out_info):
     status : int
         OK, ERR_CYCLE, ERR_NO_PROGRESS, ERR_NOT_FINITE.
     """
-    g = Entries(
-        graph.succ_indices.view(np.uint32),
-        graph.route_indices.view(np.uint32),
-        graph.route_count,
-        graph.chip_ops.view(np.uint32),
-    )
+    g = w.entries
     n_ops = len(w.pred_left)
     _reset(graph.pred_count, graph.link_capacity, c, w)
     if w.counter[RECORDS] > 0:
         forget(w, r)
     now_s = 0.0
     for i in range(w.count[N_AFFECTED]):
-        _make_ready(c, w, r, w.affected[i], 0)
+        _make_ready(c, w, r, w.affected[i], np.int64(0))
     # Every instant takes at least one event; a compute op has one, a flow two.
     for at in range(2 * n_ops + 1):
         w.instant_s[at] = now_s

@@ -183,7 +183,7 @@ def _add_clock(r, counter, kind, cost, since, rate, note, n_changes):
 def record_clock(r, counter, kind, cost, since, rate):
     """Record that a compute, the latency of a flow, or a flow at the one rate it has had, ends now."""
     if not _is_known(r, counter, kind, cost, since, rate, NIL):
-        _add_clock(r, counter, kind, cost, since, rate, NIL, 0)
+        _add_clock(r, counter, kind, cost, since, rate, NIL, np.int64(0))
 
 
 @kernel
@@ -193,7 +193,7 @@ def record_listed(r, counter, flow, cost):
     since, rate = r.note[last]["since"], r.note[last]["rate"]
     if _is_known(r, counter, TRANSFER, cost, since, rate, last):
         return
-    n_changes, p = 1, r.note[last]["before"]
+    n_changes, p = np.int64(1), r.note[last]["before"]
     while p != NIL:
         n_changes += 1
         p = r.note[p]["before"]
