@@ -100,7 +100,7 @@ def test_family(benchmark, record, program, tmp_path, family, size):
 
 @pytest.mark.benchmark(group="peer")
 def test_full(benchmark, record, program, tmp_path):
-    """The deployment in full fidelity; beside it a batch of points at other lengths, each in an order of its own."""
+    """The deployment in full fidelity; beside it a batch of points at as many lengths."""
     structure, costs = prepare(**LARGE)
     workload = full_fidelity(structure, costs)
     template = Template(structure, reduced=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 
-import numpy as np
 import pytest
 from deployments import LARGE, SHAPE, build_template, deploy, lengths, prepare
 from simulation import Simulation
@@ -37,27 +36,9 @@ def test_full(benchmark, record):
 @pytest.mark.benchmark(group="simulation")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_full_batch(benchmark, record, jobs):
-    structure, costs = prepare(**{**LARGE, "seq_len": lengths(8)})
+    """Points at many lengths; those whose ops wait for the same others are played from a tape."""
+    structure, costs = prepare(**{**LARGE, "seq_len": lengths(64)})
     template = Template(structure, reduced=False)
-    done = simulate_rows(template, costs, jobs)
-    benchmark.pedantic(simulate_rows, (template, costs, jobs), rounds=5)
-    record(n_points=8, n_ops=int(done.n_ops.sum()), n_events=int(done.n_events.sum()))
-
-
-@pytest.mark.benchmark(group="simulation")
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_played_batch(benchmark, record, jobs):
-    """Points that unfold alike: all but the first of each thread are played from its tape."""
-    structure, costs = prepare(**LARGE)
-    template = Template(structure, reduced=False)
-    # All times grow alike, so nothing changes its place.
-    factors = 1 + np.arange(64)[:, None] / 1024
-    costs = costs._replace(
-        duration_s=costs.duration_s * factors,
-        latency_s=costs.latency_s * factors,
-        wire_bytes=costs.wire_bytes * factors,
-        capacity=costs.capacity.repeat(64, axis=0),
-    )
     done = simulate_rows(template, costs, jobs)
     benchmark.pedantic(simulate_rows, (template, costs, jobs), rounds=5)
     record(n_points=64, n_ops=int(done.n_ops.sum()), n_events=int(done.n_events.sum()))

@@ -1,7 +1,7 @@
 """Many rows through one graph: played from the tape of another row where that holds, else simulated and recorded.
 
-Tapes are tried from the one used last to the one used longest ago, which a new one takes the place of. Rows whose
-order is hardly ever known (ranks that drift apart) cost tries and recordings for nothing: after as many misses
+Tapes are tried from the one used last to the one used longest ago, which a new one takes the place of. Rows of which
+hardly any is like another (ranks that drift apart) cost tries and recordings for nothing: after as many misses
 as there is patience for, `PAUSE` rows are only simulated before one is tried and recorded, until one hits.
 """
 
