@@ -23,7 +23,6 @@ from g5cp_vec.engine.arrays import (
     FREE,
     INSTANT_RTOL,
     LATENCY,
-    LISTED,
     LONE,
     N_ADDED,
     N_AFFECTED,
@@ -38,6 +37,7 @@ from g5cp_vec.engine.arrays import (
     OK,
     RECENT,
     RECORDS,
+    SINGLE,
     STAMP,
     TIMERS,
     TRANSFER,
@@ -46,6 +46,8 @@ from g5cp_vec.engine.arrays import (
 from g5cp_vec.engine.chips import pop_ready, push_ready, touch_chip
 from g5cp_vec.engine.flows import (
     free_links,
+    is_listed,
+    leave_bundle,
     unlink_flow,
 )
 from g5cp_vec.engine.heap import (
@@ -57,7 +59,7 @@ from g5cp_vec.engine.heap import (
     take_bucket,
 )
 from g5cp_vec.engine.maxmin import solve_rates
-from g5cp_vec.engine.rates import begin_added, free_changed, list_contending, set_rates, sort
+from g5cp_vec.engine.rates import begin_added, set_bundles, set_rates, share_links, sort
 from g5cp_vec.engine.tape import (
     next_instant,
     record_clock,
@@ -248,11 +250,11 @@ def simulate(graph, c, w, r, out_info):
         w.instant_s[at] = now_s
         _settle(g, c, w, at, now_s)
         if w.count[N_ADDED] > 0:
-            begin_added(g, c, w, at, now_s)
+            begin_added(g, c, w, r, at, now_s)
         if w.count[N_ADDED] > 0:
-            list_contending(g, c, w, r, now_s)
+            share_links(g, c, w, now_s)
         if w.count[N_CHANGED] > 0:
-            free_changed(w, r, at, now_s)
+            set_bundles(g, w, r, at, now_s)
         if w.count[N_ADDED] > 0 or w.count[N_CHANGED] > 0:
             status = solve_rates(w)
             if status != OK:
@@ -269,7 +271,7 @@ def simulate(graph, c, w, r, out_info):
         next_instant(r, w.counter, at + 1)
         _take_instant(g, c, w, r, now_s)
         if w.count[N_ASIDE] > 0:
-            _unlink_ended(w, r)
+            _end_singles(g, w, r)
     if w.count[N_HEAP] > 0:
         out_info[0] = w.slot[w.heap[0]["slot"]]["op"]
         return ERR_NO_PROGRESS
@@ -284,7 +286,7 @@ def simulate(graph, c, w, r, out_info):
 def _take_instant(g, c, w, r, now_s):
     """Take the events of this instant: computes and transfers end, latencies turn into transfers.
 
-    Listed flows that end are put aside.
+    Flows with a slot of their own that end are put aside.
     """
     limit_s = now_s * (1.0 + INSTANT_RTOL)
     while w.count[N_HEAP] > 0 and w.heap[0]["key_s"] <= limit_s:
@@ -293,7 +295,7 @@ def _take_instant(g, c, w, r, now_s):
         while True:
             after = w.slot[slot]["after"]
             if leaves(w, slot):
-                if w.slot[slot]["kind"] == LISTED:
+                if w.slot[slot]["kind"] == SINGLE:
                     w.aside[w.count[N_ASIDE]] = w.slot[slot]["op"]
                     w.count[N_ASIDE] += 1
                 else:
@@ -313,7 +315,9 @@ def _take_chain(g, c, w, r, slot):
     while True:
         after = w.member[op]["after"]
         if is_lone:
-            ends = free_links(g, w, op)
+            ends = w.member[op]["slot"] == slot
+            if ends:
+                free_links(g, w, op)
         else:
             ends = w.op[op]["chip"] != NIL or _has_nothing_to_move(c, w, op)
         if records and (ends or not is_lone):
@@ -343,15 +347,18 @@ def _what_ends(op, is_lone):
 
 
 @kernel
-def _unlink_ended(w, r):
-    """End the listed flows that have moved their bytes."""
+def _end_singles(g, w, r):
+    """End the flows with a slot of their own that have moved their bytes."""
     sort(w.aside, w.count[N_ASIDE])
     for i in range(w.count[N_ASIDE]):
         op = w.aside[i]
         slot = w.member[op]["slot"]
         if w.counter[RECORDS] > 0:
             record_listed(r, w.counter, w.slot[slot], w.op[op]["cost"])
-        unlink_flow(w, slot)
+        if is_listed(g, w, op):
+            unlink_flow(w, slot)
+        else:
+            leave_bundle(g, w, slot)
         free_slot(w, slot)
         _push_ended(w, op)
     w.count[N_ASIDE] = 0
