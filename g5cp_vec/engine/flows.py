@@ -116,7 +116,6 @@ def new_flow(c, w, op, now_s):
     _have_slot(c, w, slot, op)
     w.slot[slot]["rate"] = 0.0
     w.slot[slot]["since_s"] = now_s
-    return slot
 
 
 @kernel
@@ -187,9 +186,9 @@ def _mark_changed(w, link):
 
 
 @kernel
-def join_bundle(g, w, slot):
+def join_bundle(g, w, op):
     """Put a flow at the head of the bundle on its route, or let it be one."""
-    op = w.slot[slot]["op"]
+    slot = w.member[op]["slot"]
     begin, end = w.op[op]["route"], w.op[op + 1]["route"]
     holder = w.lone[g.route_indices[begin]]
     head = w.member[holder]["slot"]

@@ -79,20 +79,22 @@ def begin_added(g, c, w, r, at, now_s):
 @kernel
 def share_links(g, c, w, now_s):
     """Let the flows that come to others join their bundle, or list them, whose slots are left in ``w.added``."""
-    sort(w.added, w.count[N_ADDED])
     n_listed = 0
     for i in range(w.count[N_ADDED]):
         op = w.added[i]
-        slot = w.member[op]["slot"]
-        if slot == SHARING:
-            slot = new_flow(c, w, op, now_s)
+        if w.member[op]["slot"] == SHARING:
+            new_flow(c, w, op, now_s)
         if is_listed(g, w, op):
-            link_flow(g, w, slot)
-            w.added[n_listed] = slot
+            w.added[n_listed] = op
             n_listed += 1
         else:
-            join_bundle(g, w, slot)
+            join_bundle(g, w, op)
     w.count[N_ADDED] = n_listed
+    sort(w.added, n_listed)
+    for i in range(n_listed):
+        slot = w.member[w.added[i]]["slot"]
+        link_flow(g, w, slot)
+        w.added[i] = slot
 
 
 @kernel

@@ -349,16 +349,22 @@ def _what_ends(op, is_lone):
 @kernel
 def _end_singles(g, w, r):
     """End the flows with a slot of their own that have moved their bytes."""
-    sort(w.aside, w.count[N_ASIDE])
+    n_listed = 0
     for i in range(w.count[N_ASIDE]):
         op = w.aside[i]
         slot = w.member[op]["slot"]
         if w.counter[RECORDS] > 0:
             record_listed(r, w.counter, w.slot[slot], w.op[op]["cost"])
+        _push_ended(w, op)
         if is_listed(g, w, op):
-            unlink_flow(w, slot)
+            w.aside[n_listed] = op
+            n_listed += 1
         else:
             leave_bundle(g, w, slot)
+            free_slot(w, slot)
+    sort(w.aside, n_listed)
+    for i in range(n_listed):
+        slot = w.member[w.aside[i]]["slot"]
+        unlink_flow(w, slot)
         free_slot(w, slot)
-        _push_ended(w, op)
     w.count[N_ASIDE] = 0
