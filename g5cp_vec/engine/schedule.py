@@ -355,15 +355,16 @@ def _end_singles(g, w, r):
         slot = w.member[op]["slot"]
         if w.counter[RECORDS] > 0:
             record_listed(r, w.counter, w.slot[slot], w.op[op]["cost"])
-        _push_ended(w, op)
         if is_listed(g, w, op):
             w.aside[n_listed] = op
             n_listed += 1
         else:
             leave_bundle(g, w, slot)
             free_slot(w, slot)
+            _push_ended(w, op)
     sort(w.aside, n_listed)
     for i in range(n_listed):
+        _push_ended(w, w.aside[i])
         slot = w.member[w.aside[i]]["slot"]
         unlink_flow(w, slot)
         free_slot(w, slot)
