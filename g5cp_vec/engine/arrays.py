@@ -71,7 +71,7 @@ SHARED = np.uint32(2**32 - 2)
 SINGLE, TIMERS, LONE = range(3)
 SLOT = np.dtype(
     [
-        ("rate", np.float64),  # bytes/s; 0 until the first solution
+        ("rate", np.float64),  # bytes/s; 0 until it has one
         ("new_rate", np.float64),  # being found: negative until it is, 0 outside the affected set
         ("remaining", np.float64),  # bytes at since_s
         ("since_s", np.float64),

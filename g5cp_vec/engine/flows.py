@@ -122,8 +122,8 @@ def new_flow(c, w, op, now_s):
 def claim_links(g, c, w, r, op):
     """Let a flow that begins to move have its links to itself, unless others are there.
 
-    It joins a flow or bundle of its own route later, but all that have another are from now on flows to be listed, and
-    those of them that are not new become so (``w.added``). Returns the rate that the flow has while it is alone.
+    Where those there have its route, it is to join them. Otherwise all of them are to be listed, and those that have
+    moved already are added to the new flows. Returns the rate that the flow has while it is alone.
     """
     begin, end = w.op[op]["route"], w.op[op + 1]["route"]
     rate, is_free = np.inf, True
@@ -152,7 +152,7 @@ def claim_links(g, c, w, r, op):
 
 @kernel
 def _disperse(g, c, w, r, op):
-    """Let the bundle that a flow came to last be flows to be listed."""
+    """Let the flows of the bundle with ``op`` at its head be listed."""
     _leave_chain(c, w, r, op)
     for at in range(w.op[op]["route"], w.op[op + 1]["route"]):
         w.lone[g.route_indices[at]] = SHARED
@@ -187,7 +187,7 @@ def _mark_changed(w, link):
 
 @kernel
 def join_bundle(g, w, op):
-    """Put a flow at the head of the bundle on its route, or let it be one."""
+    """Put a flow at the head of the bundle on its route; the first is one."""
     slot = w.member[op]["slot"]
     begin, end = w.op[op]["route"], w.op[op + 1]["route"]
     holder = w.lone[g.route_indices[begin]]
@@ -221,7 +221,7 @@ def leave_bundle(g, w, slot):
 
 @kernel
 def set_bundle(g, w, r, op, at, now_s):
-    """Give the flows of a bundle their rate."""
+    """Give each flow of the bundle with ``op`` at its head its part of what a lone one would have."""
     n = 0
     head = w.member[op]["slot"]
     slot = head

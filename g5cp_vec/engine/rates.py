@@ -1,6 +1,6 @@
-"""What an instant changes on the links: flows that begin to move, flows left alone, and the rates of all affected.
+"""What an instant changes on the links: flows that begin to move, bundles that grow or shrink, and all rates affected.
 
-Shared links are taken in order of the ops, so that rates depend on what falls on an instant and on nothing else.
+Listed flows are taken in order of the ops, so that rates depend on what falls on an instant and on nothing else.
 """
 
 from __future__ import annotations
