@@ -68,6 +68,28 @@ def workloads(draw, regimes=(TIDY, PLAIN, HUGE), max_ops=16, distinct_prio=False
 
 
 @st.composite
+def queues(draw, regimes=(TIDY, PLAIN), max_ops=14):
+    """A workload whose flows queue up on few routes; some routes share a link, and some begin or end at one instant."""
+    values = draw(st.sampled_from(regimes))
+    n_links = draw(st.integers(1, 4))
+    routes = draw(st.lists(st.permutations(range(n_links)).map(tuple), min_size=1, max_size=3))
+    routes = [route[: draw(st.integers(1, n_links))] for route in routes]
+    ops = []
+    for _ in range(draw(st.integers(2, max_ops))):
+        if draw(st.sampled_from([False, False, False, True])):
+            ops.append({"kind": "compute", "chip": draw(st.integers(0, 1)), "secs": draw(values["secs"]), "prio": 0})
+        else:
+            route = draw(st.sampled_from([routes[0], *routes]))
+            # Whole multiples of a latency: many begin while others move, several of them at once.
+            lat = draw(values["lat"]) * draw(st.integers(0, 3))
+            ops.append({"kind": "flow", "route": list(route), "bytes": draw(values["bytes"]), "lat": lat})
+    pairs = st.sampled_from(list(itertools.combinations(range(len(ops)), 2)))
+    deps = [list(pair) for pair in draw(st.lists(pairs, max_size=len(ops), unique=True))]
+    links = [{"bw": draw(values["bw"])} for _ in range(n_links)]
+    return {"links": links, "chips": 2, "ops": ops, "deps": deps}
+
+
+@st.composite
 def sharing_problems(draw, max_flows=6, max_links=5):
     """``(routes, capacities)`` of flows that all start at once; every route crosses at least one link."""
     capacities = draw(st.lists(st.sampled_from([1, 2, 3]) | st.floats(0.5, 8), min_size=1, max_size=max_links))

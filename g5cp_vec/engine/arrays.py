@@ -63,17 +63,16 @@ OP = np.dtype(
     ]
 )
 # Ops with the same event time are chained from a slot. While the flows that begin to move at an instant are looked
-# at, they are PENDING as long as nothing shares their links, else CONTENDING; then they have a slot.
+# at, they are PENDING as long as nothing shares their links, else SHARING; then they have a slot.
 MEMBER = np.dtype([("after", np.uint32), ("slot", np.uint32)])
-PENDING, CONTENDING = np.uint32(2**32 - 2), np.uint32(2**32 - 3)
+PENDING, SHARING = np.uint32(2**32 - 2), np.uint32(2**32 - 3)
 # ``lone`` of a link whose flows are in lists.
 SHARED = np.uint32(2**32 - 2)
-# What a slot stands for: a flow in the lists of its links, or a chain, of computes and latencies or of lone flows.
-LISTED, TIMERS, LONE = np.arange(3, dtype=np.uint32)
-# A flow in the lists of its links, or a chain of ops.
+# What a slot stands for: one flow, in a bundle or listed, or a chain, of computes and latencies or of lone flows.
+SINGLE, TIMERS, LONE = np.arange(3, dtype=np.uint32)
 SLOT = np.dtype(
     [
-        ("rate", np.float64),  # bytes/s; 0 until the first solution
+        ("rate", np.float64),  # bytes/s; 0 until it has one
         ("new_rate", np.float64),  # being found: negative until it is, 0 outside the affected set
         ("remaining", np.float64),  # bytes at since_s
         ("since_s", np.float64),
@@ -92,7 +91,7 @@ SLOT = np.dtype(
         ("n_hops", np.uint32),
         ("bottleneck", np.uint32),  # link that bounds the rate
         ("new_bottleneck", np.uint32),
-        ("mate_next", np.uint32),  # neighbours in the list of flows with the same bottleneck
+        ("mate_next", np.uint32),  # neighbours in the bundle, or in the list of flows with the same bottleneck
         ("mate_prev", np.uint32),
     ]
 )

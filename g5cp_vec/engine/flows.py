@@ -1,11 +1,15 @@
 """The flows under way: which cross a link, what they use of it, and which of them it bounds.
 
 Most flows of a deployment share nothing with another. Such a *lone* flow is only noted at its links (``w.lone``): its
-rate and its end are known when it begins, and it waits for that end in a chain with others, as a compute does. When
-another flow comes to one of its links, it leaves the chain and is listed as that one is.
+rate and its end are known when it begins, and it waits for that end in a chain with others, as a compute does.
 
-Every link has two doubly linked lists, so that a flow comes and goes in a time proportional to its route: the flows
-that cross it, chained through their hops, and its *mates*, the flows whose bottleneck it is.
+Flows that queue up on one route, with no other on its links, are a *bundle*: n flows have an nth of a lone one's rate
+each. They are chained from the one that came last, which is noted at the links.
+
+Flows that cross different routes are *listed*. Every link has two doubly linked lists, so that a flow comes and goes
+in a time proportional to its route: the flows that cross it, chained through their hops, and its *mates*, the flows
+whose bottleneck it is. A flow leaves its chain when another comes to one of its links, and its bundle when one comes
+that has another route; a listed flow that is left alone is a bundle of one again.
 """
 
 from __future__ import annotations
@@ -13,8 +17,8 @@ from __future__ import annotations
 import numpy as np
 
 from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.arrays import CONTENDING, LISTED, N_ASIDE, N_CHANGED, NIL, PENDING, SHARED
-from g5cp_vec.engine.heap import heap_push, take_slot
+from g5cp_vec.engine.arrays import LONE, N_ADDED, N_CHANGED, NIL, PENDING, SHARED, SHARING, SINGLE
+from g5cp_vec.engine.heap import flow_end_s, heap_push, heap_set, take_slot
 from g5cp_vec.engine.precedence import look_at
 from g5cp_vec.engine.tape import note_rate
 
@@ -49,81 +53,207 @@ def _unlink_mate(w, slot):
 
 
 @kernel
-def claim_links(g, w, op):
-    """Let a flow that begins to move have its links to itself, unless others are there: then all of these share.
-
-    Lone flows that must share their links from now on are put aside. Returns the rate that the flow has while it is
-    alone.
-    """
-    w.member[op]["slot"] = PENDING
+def lone_rate(g, w, op):
+    """Rate of a flow that has its links to itself."""
     rate = np.inf
     for at in range(w.op[op]["route"], w.op[op + 1]["route"]):
-        link = g.route_indices[at]
-        rate = min(rate, w.link[link]["capacity"] / g.route_count[at])
-        holder = w.lone[link]
-        if holder == NIL:
-            w.lone[link] = op
-            continue
-        w.member[op]["slot"] = CONTENDING
-        if holder == SHARED:
-            continue
-        if w.member[holder]["slot"] < CONTENDING:
-            w.aside[w.count[N_ASIDE]] = holder
-            w.count[N_ASIDE] += 1
-            for p in range(w.op[holder]["route"], w.op[holder + 1]["route"]):
-                w.lone[g.route_indices[p]] = SHARED
-        else:
-            w.member[holder]["slot"] = CONTENDING
+        rate = min(rate, w.link[g.route_indices[at]]["capacity"] / g.route_count[at])
     return rate
 
 
 @kernel
-def disturb(g, c, w, r, op):
-    """Let a flow that had its links to itself share them: it leaves its chain, at the rate and end it has."""
-    look_at(g, w, r, op)
-    slot = w.member[op]["slot"]
-    f = w.slot[slot]
-    if f["n_ops"] > 1:
-        f["n_ops"] -= 1
-        since, since_s, key_s = f["since"], f["since_s"], f["key_s"]
-        slot = take_slot(w, op)
-        f = w.slot[slot]
-        f["since"] = since
-        f["since_s"] = since_s
-        heap_push(w, slot, key_s)
-    f["op"] = op
-    link_flow(g, c, w, slot)
-    set_alone(w, slot)
-    note_rate(r, w.counter, f, np.int64(f["since"]))
-
-
-@kernel
-def free_links(g, w, op):
-    """Take a lone flow off its links; whether it was one, and had not been disturbed."""
-    begin, end = w.op[op]["route"], w.op[op + 1]["route"]
-    if w.lone[g.route_indices[begin]] != op:
+def _has_route_of(g, w, op, other):
+    """Whether two flows load the same links alike, in the same order."""
+    p, q = w.op[op]["route"], w.op[other]["route"]
+    n = w.op[op + 1]["route"] - p
+    if w.op[other + 1]["route"] - q != n:
         return False
-    for at in range(begin, end):
-        w.lone[g.route_indices[at]] = NIL
+    for i in range(n):
+        if g.route_indices[p + i] != g.route_indices[q + i] or g.route_count[p + i] != g.route_count[q + i]:
+            return False
     return True
 
 
 @kernel
-def link_flow(g, c, w, slot):
-    """Enter a flow, with all its bytes and still at rate 0, in the lists of the links it crosses."""
+def _leave_chain(c, w, r, op):
+    """Let a flow that is alone so far have a slot of its own: it leaves its chain, at the rate and end it has."""
+    slot = w.member[op]["slot"]
+    if slot >= SHARING:
+        w.member[op]["slot"] = SHARING  # it has just come, and gets its slot with the other new ones
+        return
+    f = w.slot[slot]
+    if f["kind"] != LONE:
+        return
+    if f["n_ops"] > 1:
+        f["n_ops"] -= 1
+        rate, since, since_s, key_s = f["rate"], f["since"], f["since_s"], f["key_s"]
+        slot = take_slot(w, op)
+        f = w.slot[slot]
+        f["rate"] = rate
+        f["since"] = since
+        f["since_s"] = since_s
+        heap_push(w, slot, key_s)
+    _have_slot(c, w, slot, op)
+    note_rate(r, w.counter, f, np.int64(f["since"]))
+
+
+@kernel
+def _have_slot(c, w, slot, op):
+    """Let a slot stand for a flow with all its bytes, which no other has joined."""
+    f = w.slot[slot]
+    f["kind"] = SINGLE
+    f["op"] = op
+    f["remaining"] = c.bytes[w.op[op]["cost"]]
+    f["noted"] = NIL
+    f["mate_next"] = NIL
+    f["mate_prev"] = NIL
+    w.member[op]["slot"] = slot
+
+
+@kernel
+def new_flow(c, w, op, now_s):
+    """Take a slot for a flow that begins to move, still at rate 0."""
+    slot = take_slot(w, op)
+    _have_slot(c, w, slot, op)
+    w.slot[slot]["rate"] = 0.0
+    w.slot[slot]["since_s"] = now_s
+
+
+@kernel
+def claim_links(g, c, w, r, op):
+    """Let a flow that begins to move have its links to itself, unless others are there.
+
+    Where those there have its route, it is to join them. Otherwise all of them are to be listed, and those that have
+    moved already are added to the new flows. Returns the rate that the flow has while it is alone.
+    """
+    begin, end = w.op[op]["route"], w.op[op + 1]["route"]
+    rate, is_free = np.inf, True
+    for at in range(begin, end):
+        link = g.route_indices[at]
+        rate = min(rate, w.link[link]["capacity"] / g.route_count[at])
+        is_free &= w.lone[link] == NIL
+    if is_free:
+        w.member[op]["slot"] = PENDING
+        for at in range(begin, end):
+            w.lone[g.route_indices[at]] = op
+        return rate
+    w.member[op]["slot"] = SHARING
+    holder = w.lone[g.route_indices[begin]]
+    if holder < SHARED and _has_route_of(g, w, op, holder):
+        _leave_chain(c, w, r, holder)
+        return rate
+    for at in range(begin, end):
+        link = g.route_indices[at]
+        holder = w.lone[link]
+        w.lone[link] = SHARED
+        if holder < SHARED:
+            _disperse(g, c, w, r, holder)
+    return rate
+
+
+@kernel
+def _disperse(g, c, w, r, op):
+    """Let the flows of the bundle with ``op`` at its head be listed."""
+    look_at(g, w, r, op)
+    _leave_chain(c, w, r, op)
+    for at in range(w.op[op]["route"], w.op[op + 1]["route"]):
+        w.lone[g.route_indices[at]] = SHARED
+    slot = w.member[op]["slot"]
+    while slot < SHARING:
+        w.added[w.count[N_ADDED]] = w.slot[slot]["op"]
+        w.count[N_ADDED] += 1
+        slot = w.slot[slot]["mate_next"]
+
+
+@kernel
+def free_links(g, w, op):
+    """Take a lone flow off its links."""
+    for at in range(w.op[op]["route"], w.op[op + 1]["route"]):
+        w.lone[g.route_indices[at]] = NIL
+
+
+@kernel
+def is_listed(g, w, op):
+    """Whether a flow with a slot of its own is, or is to be, in the lists of its links."""
+    return w.lone[g.route_indices[w.op[op]["route"]]] == SHARED
+
+
+@kernel
+def _mark_changed(w, link):
+    b = w.link[link]
+    if b["is_changed"] == 0:
+        b["is_changed"] = 1
+        w.changed[w.count[N_CHANGED]] = link
+        w.count[N_CHANGED] += 1
+
+
+@kernel
+def join_bundle(g, w, op):
+    """Put a flow at the head of the bundle on its route; the first is one."""
+    slot = w.member[op]["slot"]
+    begin, end = w.op[op]["route"], w.op[op + 1]["route"]
+    holder = w.lone[g.route_indices[begin]]
+    head = w.member[holder]["slot"]
+    if holder != op and head < SHARING:
+        w.slot[slot]["mate_next"] = head
+        w.slot[head]["mate_prev"] = slot
+    for at in range(begin, end):
+        w.lone[g.route_indices[at]] = op
+    _mark_changed(w, g.route_indices[begin])
+
+
+@kernel
+def leave_bundle(g, w, slot):
+    """Take a flow out of its bundle."""
+    f = w.slot[slot]
+    op, after, before = f["op"], f["mate_next"], f["mate_prev"]
+    begin, end = w.op[op]["route"], w.op[op + 1]["route"]
+    holder = NIL
+    if after != NIL:
+        w.slot[after]["mate_prev"] = before
+        holder = w.slot[after]["op"]
+    if before != NIL:
+        w.slot[before]["mate_next"] = after
+    else:
+        for at in range(begin, end):
+            w.lone[g.route_indices[at]] = holder
+    if before != NIL or after != NIL:
+        _mark_changed(w, g.route_indices[begin])
+
+
+@kernel
+def set_bundle(g, w, r, op, at, now_s):
+    """Give each flow of the bundle with ``op`` at its head its part of what a lone one would have."""
+    n = 0
+    head = w.member[op]["slot"]
+    slot = head
+    while slot != NIL:
+        n += 1
+        slot = w.slot[slot]["mate_next"]
+    rate = lone_rate(g, w, op) / n
+    slot = head
+    while slot != NIL:
+        f = w.slot[slot]
+        if f["rate"] != rate:
+            f["remaining"] -= f["rate"] * (now_s - f["since_s"])
+            f["since_s"] = now_s
+            f["rate"] = rate
+            note_rate(r, w.counter, f, at)
+            heap_set(w, slot, flow_end_s(w, slot))
+        slot = f["mate_next"]
+
+
+@kernel
+def link_flow(g, w, slot):
+    """Enter a flow in the lists of the links it crosses."""
     f = w.slot[slot]
     op = f["op"]
     begin, end = w.op[op]["route"], w.op[op + 1]["route"]
     p = slot * w.max_hops
-    f["kind"] = LISTED
     f["first"] = p
     f["n_hops"] = end - begin
-    f["rate"] = 0.0
     f["new_rate"] = 0.0
-    f["remaining"] = c.bytes[w.op[op]["cost"]]
     f["bottleneck"] = NIL
-    f["noted"] = NIL
-    w.member[op]["slot"] = slot
     for at in range(begin, end):
         link = g.route_indices[at]
         hop, b = w.hop[p], w.link[link]
@@ -134,9 +264,9 @@ def link_flow(g, c, w, slot):
         hop["next"] = head
         hop["prev"] = NIL
         b["head"] = p
+        b["used"] += hop["count"] * f["rate"]
         if head != NIL:
             w.hop[head]["prev"] = p
-        w.lone[link] = SHARED
         p += 1
 
 
@@ -156,26 +286,28 @@ def find_alone(g, w, r, link):
 
 
 @kernel
-def set_alone(w, slot):
-    """Give a flow in lists that no other is in the rate of the narrowest link."""
+def unlist_alone(w, slot):
+    """Make the only flow in the lists of its links a bundle of one."""
     f = w.slot[slot]
-    rate, narrowest = np.inf, NIL
+    b = w.link[f["bottleneck"]]
+    b["mate_head"] = NIL
+    b["n_mates"] = 0
+    f["mate_next"] = NIL
+    f["mate_prev"] = NIL
     for p in range(f["first"], f["first"] + f["n_hops"]):
-        share = w.link[w.hop[p]["link"]]["capacity"] / w.hop[p]["count"]
-        if share < rate:
-            rate, narrowest = share, w.hop[p]["link"]
-    f["rate"] = rate
-    if f["bottleneck"] != NIL:
-        _unlink_mate(w, slot)
-        w.link[f["bottleneck"]]["n_mates"] = 0
-    _link_mate(w, slot, narrowest)
-    b = w.link[narrowest]
-    b["n_mates"] = 1
-    b["level"] = rate
-    for p in range(f["first"], f["first"] + f["n_hops"]):
-        b = w.link[w.hop[p]["link"]]
-        b["used"] = w.hop[p]["count"] * rate
-        b["is_changed"] = 0
+        link = w.hop[p]["link"]
+        _empty(w, link)
+        w.lone[link] = f["op"]
+
+
+@kernel
+def _empty(w, link):
+    """Leave no flow in the list of a link."""
+    b = w.link[link]
+    b["head"] = NIL
+    b["used"] = 0.0
+    b["n_updates"] = 0
+    w.lone[link] = NIL
 
 
 @kernel
@@ -195,16 +327,11 @@ def unlink_flow(w, slot):
         if after != NIL:
             w.hop[after]["prev"] = before
         if b["head"] == NIL:
-            b["used"] = 0.0
-            b["n_updates"] = 0
-            w.lone[hop["link"]] = NIL
+            _empty(w, hop["link"])
             continue
         b["used"] -= hop["count"] * f["rate"]
         b["n_updates"] += 1
-        if b["is_changed"] == 0:
-            b["is_changed"] = 1
-            w.changed[w.count[N_CHANGED]] = hop["link"]
-            w.count[N_CHANGED] += 1
+        _mark_changed(w, hop["link"])
 
 
 @kernel

@@ -5,7 +5,7 @@ every flow crosses a saturated link on which no flow is faster (its *bottleneck*
 rates uniquely, so an allocation that satisfies it everywhere is the answer however it was found.
 
 The algorithm: every link knows the sum of its rates and the flows it is the bottleneck of (its *mates*). When flows
-start or end, the new ones and the mates of the links they touch are solved anew, by progressive filling against what
+are listed or end, these and the mates of the links they touch are solved anew, by progressive filling against what
 all others leave; the others join while the water rises, at the moment when it shows that they must. A link that
 fills up below the rate of other flows on it takes these in. A link whose mates are outside, and that is not full
 when the water reaches their rate, takes them in too. Whoever joins is faster than the water, so nothing that was
@@ -333,13 +333,14 @@ def _fill(w, stamp):
 
 @kernel
 def solve_rates(w):
-    """Find the rates after flows were linked (``w.added``) and unlinked (from the links ``w.changed``).
+    """Find the rates after flows were listed (``w.added``) and unlinked (from the links ``w.changed``).
 
     Parameters
     ----------
     w : Workspace
         ``rate`` holds the previous allocation; ``new_rate`` and ``new_bottleneck`` of the affected flows are
-        written, which ``w.affected`` names; all new flows are among them. `commit_rate` makes them the current ones.
+        written, which ``w.affected`` names; all flows just listed are among them. `commit_rate` makes them the
+        current ones.
 
     Returns
     -------

@@ -1,14 +1,24 @@
-"""What an instant changes on the links: flows that begin to move, flows left alone, and the rates of all affected.
+"""What an instant changes on the links: flows that begin to move, bundles that grow or shrink, and all rates affected.
 
-Shared links are taken in order of the ops, so that rates depend on what falls on an instant and on nothing else.
+Listed flows are taken in order of the ops, so that rates depend on what falls on an instant and on nothing else.
 """
 
 from __future__ import annotations
 
 from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.arrays import CONTENDING, LONE, N_ADDED, N_AFFECTED, N_ASIDE, N_CHANGED, NIL
-from g5cp_vec.engine.flows import claim_links, commit_rate, disturb, find_alone, link_flow, set_alone
-from g5cp_vec.engine.heap import find_chain, flow_end_s, heap_set, join_chain, take_slot
+from g5cp_vec.engine.arrays import LONE, N_ADDED, N_AFFECTED, N_CHANGED, NIL, PENDING, SHARED, SHARING, SINGLE
+from g5cp_vec.engine.flows import (
+    claim_links,
+    commit_rate,
+    find_alone,
+    is_listed,
+    join_bundle,
+    link_flow,
+    new_flow,
+    set_bundle,
+    unlist_alone,
+)
+from g5cp_vec.engine.heap import find_chain, flow_end_s, heap_set, join_chain
 from g5cp_vec.engine.precedence import look_at
 from g5cp_vec.engine.sorting import sort
 from g5cp_vec.engine.tape import note_rate
@@ -44,17 +54,18 @@ def set_rates(g, w, r, at, now_s):
 
 @kernel
 def begin_added(g, c, w, r, at, now_s):
-    """Let this instant's new flows move: lone ones until their end, the others listed, and left for a solution."""
-    for i in range(w.count[N_ADDED]):
+    """Let this instant's new flows move: lone ones until their end; the others are left in ``w.added``."""
+    n = w.count[N_ADDED]
+    for i in range(n):
         look_at(g, w, r, w.added[i])
-        w.lone_rate[i] = claim_links(g, w, w.added[i])
+        w.lone_rate[i] = claim_links(g, c, w, r, w.added[i])
     slot, slot_end_s, slot_rate = NIL, -1.0, 0.0
-    n_listed = 0
+    n_left = 0
     for i in range(w.count[N_ADDED]):
         op = w.added[i]
-        if w.member[op]["slot"] == CONTENDING:
-            w.added[n_listed] = op
-            n_listed += 1
+        if w.member[op]["slot"] != PENDING:
+            w.added[n_left] = op
+            n_left += 1
             continue
         rate = w.lone_rate[i]
         end_s = now_s + c.bytes[w.op[op]["cost"]] / rate
@@ -64,41 +75,45 @@ def begin_added(g, c, w, r, at, now_s):
         join_chain(w, slot, op)
         w.slot[slot]["n_ops"] += 1
         w.member[op]["slot"] = slot
-    w.count[N_ADDED] = n_listed
+    w.count[N_ADDED] = n_left
 
 
 @kernel
-def list_contending(g, c, w, r, now_s):
-    """List the new flows that share links, which become ``w.added``, and the lone ones whose links they come to."""
-    sort(w.aside, w.count[N_ASIDE])
-    for i in range(w.count[N_ASIDE]):
-        disturb(g, c, w, r, w.aside[i])
-    w.count[N_ASIDE] = 0
-    sort(w.added, w.count[N_ADDED])
+def share_links(g, c, w, now_s):
+    """Let the flows that come to others join their bundle, or list them, whose slots are left in ``w.added``."""
+    n_listed = 0
     for i in range(w.count[N_ADDED]):
-        slot = take_slot(w, w.added[i])
-        w.slot[slot]["since_s"] = now_s
-        link_flow(g, c, w, slot)
+        op = w.added[i]
+        if w.member[op]["slot"] == SHARING:
+            new_flow(c, w, op, now_s)
+        if is_listed(g, w, op):
+            w.added[n_listed] = op
+            n_listed += 1
+        else:
+            join_bundle(g, w, op)
+    w.count[N_ADDED] = n_listed
+    sort(w.added, n_listed)
+    for i in range(n_listed):
+        slot = w.member[w.added[i]]["slot"]
+        link_flow(g, w, slot)
         w.added[i] = slot
 
 
 @kernel
-def free_changed(g, w, r, at, now_s):
-    """Flows that share nothing any more have their rate at once, and their links leave the list of the changed."""
+def set_bundles(g, w, r, at, now_s):
+    """Give the bundles that have changed their rates; a flow that shares nothing any more is one, too."""
     n_left = 0
     for i in range(w.count[N_CHANGED]):
         link = w.changed[i]
-        if w.link[link]["is_changed"] == 0:
-            continue  # its flow has its rate from another of its links
-        slot = find_alone(g, w, r, link)
-        if slot == NIL:
-            w.changed[n_left] = link
-            n_left += 1
-            continue
-        f = w.slot[slot]
-        f["remaining"] -= f["rate"] * (now_s - f["since_s"])
-        f["since_s"] = now_s
-        set_alone(w, slot)
-        note_rate(r, w.counter, f, at)
-        heap_set(w, slot, flow_end_s(w, slot))
+        if w.lone[link] == SHARED:
+            slot = find_alone(g, w, r, link)
+            if slot == NIL:
+                w.changed[n_left] = link
+                n_left += 1
+                continue
+            unlist_alone(w, slot)
+        w.link[link]["is_changed"] = 0
+        op = w.lone[link]
+        if op != NIL and w.slot[w.member[op]["slot"]]["kind"] == SINGLE:
+            set_bundle(g, w, r, op, at, now_s)
     w.count[N_CHANGED] = n_left

@@ -23,7 +23,6 @@ from g5cp_vec.engine.arrays import (
     FREE,
     INSTANT_RTOL,
     LATENCY,
-    LISTED,
     LONE,
     N_ADDED,
     N_AFFECTED,
@@ -38,6 +37,7 @@ from g5cp_vec.engine.arrays import (
     OK,
     RECENT,
     RECORDS,
+    SINGLE,
     STAMP,
     TIMERS,
     TRANSFER,
@@ -45,6 +45,8 @@ from g5cp_vec.engine.arrays import (
 from g5cp_vec.engine.chips import pop_ready, push_ready, touch_chip
 from g5cp_vec.engine.flows import (
     free_links,
+    is_listed,
+    leave_bundle,
     unlink_flow,
 )
 from g5cp_vec.engine.heap import (
@@ -57,7 +59,7 @@ from g5cp_vec.engine.heap import (
 )
 from g5cp_vec.engine.maxmin import solve_rates
 from g5cp_vec.engine.precedence import close, forget, look_at, note_choice, note_ready
-from g5cp_vec.engine.rates import begin_added, free_changed, list_contending, set_rates
+from g5cp_vec.engine.rates import begin_added, set_bundles, set_rates, share_links
 from g5cp_vec.engine.sorting import sort
 from g5cp_vec.engine.tape import (
     next_instant,
@@ -252,9 +254,9 @@ def simulate(graph, c, w, r, out_info):
         if w.count[N_ADDED] > 0:
             begin_added(g, c, w, r, at, now_s)
         if w.count[N_ADDED] > 0:
-            list_contending(g, c, w, r, now_s)
+            share_links(g, c, w, now_s)
         if w.count[N_CHANGED] > 0:
-            free_changed(g, w, r, at, now_s)
+            set_bundles(g, w, r, at, now_s)
         if w.count[N_ADDED] > 0 or w.count[N_CHANGED] > 0:
             status = solve_rates(w)
             if status != OK:
@@ -271,7 +273,7 @@ def simulate(graph, c, w, r, out_info):
         next_instant(r, w.counter, at + 1)
         _take_instant(g, c, w, r, now_s)
         if w.count[N_ASIDE] > 0:
-            _unlink_ended(g, w, r)
+            _end_singles(g, w, r)
     if w.count[N_HEAP] > 0:
         out_info[0] = w.slot[w.heap[0]["slot"]]["op"]
         return ERR_NO_PROGRESS
@@ -288,7 +290,7 @@ def simulate(graph, c, w, r, out_info):
 def _take_instant(g, c, w, r, now_s):
     """Take the events of this instant: computes and transfers end, latencies turn into transfers.
 
-    Listed flows that end are put aside.
+    Flows with a slot of their own that end are put aside.
     """
     limit_s = now_s * (1.0 + INSTANT_RTOL)
     while w.count[N_HEAP] > 0 and w.heap[0]["key_s"] <= limit_s:
@@ -297,7 +299,7 @@ def _take_instant(g, c, w, r, now_s):
         while True:
             after = w.slot[slot]["after"]
             if leaves(w, slot):
-                if w.slot[slot]["kind"] == LISTED:
+                if w.slot[slot]["kind"] == SINGLE:
                     w.aside[w.count[N_ASIDE]] = w.slot[slot]["op"]
                     w.count[N_ASIDE] += 1
                 else:
@@ -317,9 +319,10 @@ def _take_chain(g, c, w, r, slot):
     while True:
         after = w.member[op]["after"]
         if is_lone:
-            ends = free_links(g, w, op)
+            ends = w.member[op]["slot"] == slot
             if ends:
                 look_at(g, w, r, op)
+                free_links(g, w, op)
         else:
             ends = w.op[op]["chip"] != NIL or _has_nothing_to_move(c, w, op)
         if records and (ends or not is_lone):
@@ -349,16 +352,26 @@ def _what_ends(op, is_lone):
 
 
 @kernel
-def _unlink_ended(g, w, r):
-    """End the listed flows that have moved their bytes."""
-    sort(w.aside, w.count[N_ASIDE])
+def _end_singles(g, w, r):
+    """End the flows with a slot of their own that have moved their bytes."""
+    n_listed = 0
     for i in range(w.count[N_ASIDE]):
         op = w.aside[i]
         slot = w.member[op]["slot"]
         look_at(g, w, r, op)
         if w.counter[RECORDS] > 0:
             record_listed(r, w.counter, w.slot[slot], w.op[op]["cost"])
+        if is_listed(g, w, op):
+            w.aside[n_listed] = op
+            n_listed += 1
+        else:
+            leave_bundle(g, w, slot)
+            free_slot(w, slot)
+            _push_ended(w, op)
+    sort(w.aside, n_listed)
+    for i in range(n_listed):
+        _push_ended(w, w.aside[i])
+        slot = w.member[w.aside[i]]["slot"]
         unlink_flow(w, slot)
         free_slot(w, slot)
-        _push_ended(w, op)
     w.count[N_ASIDE] = 0
