@@ -94,7 +94,7 @@ def heap_push(w, slot, key_s):
     f["before"] = slot
     f["after"] = slot
     w.count[LAST_PUSHED] = slot
-    pos = w.count[N_HEAP]
+    pos = np.int64(w.count[N_HEAP])
     w.count[N_HEAP] = pos + 1
     _sift_up(w, pos, slot, key_s)
 
@@ -185,7 +185,7 @@ def heap_set(w, slot, key_s):
     else:
         f["key_s"] = key_s
         w.count[LAST_PUSHED] = slot
-        _sift_up(w, f["heap_pos"], slot, key_s)
+        _sift_up(w, np.int64(f["heap_pos"]), slot, key_s)
 
 
 @kernel
@@ -210,7 +210,7 @@ def next_event_s(w):
             heap_push(w, slot, key_s)
         else:
             f["key_s"] = key_s
-            _sift_down(w, 0, slot, key_s)
+            _sift_down(w, np.int64(0), slot, key_s)
 
 
 @kernel
@@ -221,7 +221,7 @@ def take_bucket(w):
     """
     head = w.heap[0]["slot"]
     w.slot[head]["heap_pos"] = NIL
-    _remove_bucket(w, 0)
+    _remove_bucket(w, np.int64(0))
     return head
 
 

@@ -208,7 +208,7 @@ def _queue_links(w, begin):
         f = w.slot[w.affected[i]]
         for p in range(f["first"], f["first"] + f["n_hops"]):
             link = w.hop[p]["link"]
-            pos, key = w.link[link]["open_pos"], _key(w, link)
+            pos, key = np.int64(w.link[link]["open_pos"]), _key(w, link)
             if key < w.open_links[pos]["key"]:
                 _sift_up(w, pos, link, key)
 
@@ -270,7 +270,7 @@ def _close_first(w):
     n = w.count[N_OPEN] - 1
     w.count[N_OPEN] = n
     if n > 0:
-        _sift_down(w, 0, w.open_links[n]["link"], w.open_links[n]["key"])
+        _sift_down(w, np.int64(0), w.open_links[n]["link"], w.open_links[n]["key"])
 
 
 @kernel
@@ -311,7 +311,7 @@ def _fill(w, stamp):
         link = first["link"]
         key = _key(w, link)
         if key > first["key"] * (1.0 + TIE_RTOL) and key > floor * (1.0 + TIE_RTOL) and key < np.inf:
-            _sift_down(w, 0, link, key)
+            _sift_down(w, np.int64(0), link, key)
             continue
         n_before = w.count[N_AFFECTED]
         if _join(w, link, floor, stamp):

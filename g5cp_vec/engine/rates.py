@@ -5,6 +5,8 @@ Listed flows are taken in order of the ops, so that rates depend on what falls o
 
 from __future__ import annotations
 
+import numpy as np
+
 from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import LONE, N_ADDED, N_AFFECTED, N_CHANGED, NIL, PENDING, SHARED, SHARING, SINGLE
 from g5cp_vec.engine.flows import (
@@ -81,7 +83,7 @@ def begin_added(g, c, w, r, at, now_s):
 @kernel
 def share_links(g, c, w, now_s):
     """Let the flows that come to others join their bundle, or list them, whose slots are left in ``w.added``."""
-    n_listed = 0
+    n_listed = np.int64(0)
     for i in range(w.count[N_ADDED]):
         op = w.added[i]
         if w.member[op]["slot"] == SHARING:

@@ -354,7 +354,7 @@ def _what_ends(op, is_lone):
 @kernel
 def _end_singles(g, w, r):
     """End the flows with a slot of their own that have moved their bytes."""
-    n_listed = 0
+    n_listed = np.int64(0)
     for i in range(w.count[N_ASIDE]):
         op = w.aside[i]
         slot = w.member[op]["slot"]
