@@ -54,7 +54,7 @@ HAND = {
         1,
     ),
     # One route is the other backwards: links alike, but not in order, are shared as any.
-    "backwards": (workload([flow([0, 1], 12), flow([1, 0], 12)], bw=[12, 24]), [2, 2], 1),
+    "backwards": (workload([flow([0, 1], 12), flow([1, 0], 18)], bw=[12, 24]), [2, 2.5], 1),
     # A longer route that begins alike: 6 B/s each until 1 s; the longer has 5 B/s on its last link: at 2 s 6 + 7 = 13.
     "longer": (workload([flow([0], 14), flow([0, 1], 10)], bw=[12, 5]), [2, 2], 1),
 }

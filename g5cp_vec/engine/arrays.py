@@ -68,8 +68,9 @@ MEMBER = np.dtype([("after", np.uint32), ("slot", np.uint32)])
 PENDING, SHARING = np.uint32(2**32 - 2), np.uint32(2**32 - 3)
 # ``lone`` of a link whose flows are in lists.
 SHARED = np.uint32(2**32 - 2)
-# What a slot stands for: one flow, in a bundle or listed, or a chain, of computes and latencies or of lone flows.
-SINGLE, TIMERS, LONE = np.arange(3, dtype=np.uint32)
+# What a slot stands for: one flow, in a bundle or listed, or a chain: of computes and latencies, of lone flows, or of
+# those of a crowd.
+SINGLE, TIMERS, LONE, CROWD = np.arange(4, dtype=np.uint32)
 SLOT = np.dtype(
     [
         ("rate", np.float64),  # bytes/s; 0 until it has one

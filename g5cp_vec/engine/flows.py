@@ -6,10 +6,13 @@ rate and its end are known when it begins, and it waits for that end in a chain 
 Flows that queue up on one route, with no other on its links, are a *bundle*: n flows have an nth of a lone one's rate
 each. They are chained from the one that came last, which is noted at the links.
 
-Flows that cross different routes are *listed*. Every link has two doubly linked lists, so that a flow comes and goes
-in a time proportional to its route: the flows that cross it, chained through their hops, and its *mates*, the flows
-whose bottleneck it is. A flow leaves its chain when another comes to one of its links, and its bundle when one comes
-that has another route; a listed flow that is left alone is a bundle of one again.
+Flows that begin together, meet nobody but each other, and come to the same rate and the same end are a *crowd*, as
+those of a collective in lockstep are: one chain, which all leave when another comes to a link of any of them.
+
+Other flows that share links are *listed*. Every link has two doubly linked lists, so that a flow comes and goes in a
+time proportional to its route: the flows that cross it, chained through their hops, and its *mates*, the flows whose
+bottleneck it is. A flow leaves its chain when another comes to one of its links, and its bundle when one comes that
+has another route; a listed flow that is left alone is a bundle of one again.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.arrays import LONE, N_ADDED, N_CHANGED, NIL, PENDING, SHARED, SHARING, SINGLE
+from g5cp_vec.engine.arrays import CROWD, N_ADDED, N_CHANGED, NIL, PENDING, SHARED, SHARING, SINGLE
 from g5cp_vec.engine.heap import flow_end_s, heap_push, heap_set, take_slot
 from g5cp_vec.engine.precedence import look_at
 from g5cp_vec.engine.tape import note_rate
@@ -82,7 +85,7 @@ def _leave_chain(c, w, r, op):
         w.member[op]["slot"] = SHARING  # it has just come, and gets its slot with the other new ones
         return
     f = w.slot[slot]
-    if f["kind"] != LONE:
+    if f["kind"] == SINGLE:
         return
     if f["n_ops"] > 1:
         f["n_ops"] -= 1
@@ -139,7 +142,7 @@ def claim_links(g, c, w, r, op):
         return rate
     w.member[op]["slot"] = SHARING
     holder = w.lone[g.route_indices[begin]]
-    if holder < SHARED and _has_route_of(g, w, op, holder):
+    if holder < SHARED and not _is_crowded(w, holder) and _has_route_of(g, w, op, holder):
         _leave_chain(c, w, r, holder)
         return rate
     for at in range(begin, end):
@@ -152,8 +155,27 @@ def claim_links(g, c, w, r, op):
 
 
 @kernel
+def _is_crowded(w, op):
+    """Whether a flow that is noted at its links is one of a crowd."""
+    slot = w.member[op]["slot"]
+    return slot < SHARING and w.slot[slot]["kind"] == CROWD
+
+
+@kernel
 def _disperse(g, c, w, r, op):
-    """Let the flows of the bundle with ``op`` at its head be listed."""
+    """Let the flows of the bundle with ``op`` at its head, or of its crowd, be listed."""
+    if _is_crowded(w, op):
+        f = w.slot[w.member[op]["slot"]]
+        op, last = f["op"], f["last"]
+        while op != last:
+            after = w.member[op]["after"]
+            _disperse_bundle(g, c, w, r, op)
+            op = after
+    _disperse_bundle(g, c, w, r, op)
+
+
+@kernel
+def _disperse_bundle(g, c, w, r, op):
     look_at(g, w, r, op)
     _leave_chain(c, w, r, op)
     for at in range(w.op[op]["route"], w.op[op + 1]["route"]):

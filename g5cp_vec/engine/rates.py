@@ -8,7 +8,19 @@ from __future__ import annotations
 import numpy as np
 
 from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.arrays import LONE, N_ADDED, N_AFFECTED, N_CHANGED, NIL, PENDING, SHARED, SHARING, SINGLE
+from g5cp_vec.engine.arrays import (
+    CROWD,
+    LONE,
+    N_ADDED,
+    N_AFFECTED,
+    N_CHANGED,
+    NIL,
+    PENDING,
+    SHARED,
+    SHARING,
+    SINGLE,
+    STAMP,
+)
 from g5cp_vec.engine.flows import (
     claim_links,
     commit_rate,
@@ -81,24 +93,82 @@ def begin_added(g, c, w, r, at, now_s):
 
 
 @kernel
-def share_links(g, c, w, now_s):
-    """Let the flows that come to others join their bundle, or list them, whose slots are left in ``w.added``."""
-    n_listed = np.int64(0)
+def share_links(g, c, w, at, now_s):
+    """Let the flows that come to others join their bundle, or be a crowd; else list them, by slots in ``w.added``."""
+    n_listed, all_new = np.int64(0), True
     for i in range(w.count[N_ADDED]):
         op = w.added[i]
-        if w.member[op]["slot"] == SHARING:
-            new_flow(c, w, op, now_s)
+        is_new = w.member[op]["slot"] == SHARING
         if is_listed(g, w, op):
             w.added[n_listed] = op
             n_listed += 1
+            all_new &= is_new
         else:
+            if is_new:
+                new_flow(c, w, op, now_s)
             join_bundle(g, w, op)
     w.count[N_ADDED] = n_listed
+    if all_new and n_listed > 1 and _begin_crowd(g, c, w, at, now_s):
+        w.count[N_ADDED] = 0
+        return
     sort(w.added, n_listed)
     for i in range(n_listed):
+        if w.member[w.added[i]]["slot"] == SHARING:
+            new_flow(c, w, w.added[i], now_s)
         slot = w.member[w.added[i]]["slot"]
         link_flow(g, w, slot)
         w.added[i] = slot
+
+
+@kernel
+def _common_share(g, c, w):
+    """Rate of all flows in ``w.added`` if they are a crowd, else 0.
+
+    Each then crosses a link that has no more for the flows on it, and no link has less.
+    """
+    w.counter[STAMP] += 1
+    n_bytes = c.bytes[w.op[w.added[0]]["cost"]]
+    for i in range(w.count[N_ADDED]):
+        op = w.added[i]
+        if c.bytes[w.op[op]["cost"]] != n_bytes:
+            return 0.0
+        for p in range(w.op[op]["route"], w.op[op + 1]["route"]):
+            b = w.link[g.route_indices[p]]
+            if b["head"] != NIL:
+                return 0.0
+            if b["stamp"] != w.counter[STAMP]:
+                b["stamp"] = w.counter[STAMP]
+                b["weight"] = 0.0
+            b["weight"] += g.route_count[p]
+    common = 0.0
+    for i in range(w.count[N_ADDED]):
+        op, share = w.added[i], np.inf
+        for p in range(w.op[op]["route"], w.op[op + 1]["route"]):
+            b = w.link[g.route_indices[p]]
+            share = min(share, b["capacity"] / b["weight"])
+        if i > 0 and share != common:
+            return 0.0
+        common = share
+    return common
+
+
+@kernel
+def _begin_crowd(g, c, w, at, now_s):
+    """Let the flows in ``w.added`` move as a crowd, if they are one."""
+    rate = _common_share(g, c, w)
+    if rate == 0.0:
+        return False
+    op = w.added[0]
+    slot = find_chain(w, op, CROWD, rate, at, now_s + c.bytes[w.op[op]["cost"]] / rate)
+    w.slot[slot]["since_s"] = now_s
+    w.slot[slot]["n_ops"] = w.count[N_ADDED]
+    for i in range(w.count[N_ADDED]):
+        op = w.added[i]
+        join_chain(w, slot, op)
+        w.member[op]["slot"] = slot
+        for p in range(w.op[op]["route"], w.op[op + 1]["route"]):
+            w.lone[g.route_indices[p]] = op
+    return True
 
 
 @kernel

@@ -23,7 +23,6 @@ from g5cp_vec.engine.arrays import (
     FREE,
     INSTANT_RTOL,
     LATENCY,
-    LONE,
     N_ADDED,
     N_AFFECTED,
     N_ASIDE,
@@ -254,7 +253,7 @@ def simulate(graph, c, w, r, out_info):
         if w.count[N_ADDED] > 0:
             begin_added(g, c, w, r, at, now_s)
         if w.count[N_ADDED] > 0:
-            share_links(g, c, w, now_s)
+            share_links(g, c, w, at, now_s)
         if w.count[N_CHANGED] > 0:
             set_bundles(g, w, r, at, now_s)
         if w.count[N_ADDED] > 0 or w.count[N_CHANGED] > 0:
@@ -313,7 +312,7 @@ def _take_instant(g, c, w, r, now_s):
 def _take_chain(g, c, w, r, slot):
     """End the ops of a chain, or let the flows among them whose latency it is begin to move."""
     f = w.slot[slot]
-    op, last, is_lone, records = f["op"], f["last"], f["kind"] == LONE, w.counter[RECORDS] > 0
+    op, last, is_lone, records = f["op"], f["last"], f["kind"] != TIMERS, w.counter[RECORDS] > 0
     last_kind, last_cost, last_since = 0, NIL, NIL
     n = w.count[N_QUEUE]
     while True:
