@@ -6,8 +6,8 @@ rate and its end are known when it begins, and it waits for that end in a chain 
 Flows that queue up on one route, with no other on its links, are a *bundle*: n flows have an nth of a lone one's rate
 each. They are chained from the one that came last, which is noted at the links.
 
-Flows that begin together, meet nobody but each other, and come to the same rate and the same end are a *crowd*, as
-those of a collective in lockstep are: one chain, which all leave when another comes to a link of any of them.
+Flows of one size that begin together, meet nobody but each other, and all get one rate are a *crowd*, as those of a
+collective in lockstep are: one chain, which all leave when another comes to a link of any of them.
 
 Other flows that share links are *listed*. Every link has two doubly linked lists, so that a flow comes and goes in a
 time proportional to its route: the flows that cross it, chained through their hops, and its *mates*, the flows whose

@@ -112,7 +112,7 @@ def _fold_bits(key_s):
 def find_chain(w, op, kind, rate, since, key_s):
     """Return the slot of the ops of a kind that have their event at ``key_s`` (s).
 
-    Lone flows of a chain have one rate since one instant; of the others neither is said (0).
+    Flows of a chain have one rate since one instant; of the others neither is said (0).
 
     Such ops need no slot each. Some recent chains are at hand, found by the bits of their time; where there is none,
     one is made that ``op`` is to be the first of.

@@ -1,4 +1,4 @@
-"""What an instant changes on the links: flows that begin to move, bundles that grow or shrink, and all rates affected.
+"""What an instant changes on the links: flows that begin, bundles that grow or shrink, and all rates affected.
 
 Listed flows are taken in order of the ops, so that rates depend on what falls on an instant and on nothing else.
 """
@@ -121,16 +121,17 @@ def share_links(g, c, w, at, now_s):
 
 
 @kernel
-def _common_share(g, c, w):
+def _common_share(g, w):
     """Rate of all flows in ``w.added`` if they are a crowd, else 0.
 
-    Each then crosses a link that has no more for the flows on it, and no link has less.
+    Each then crosses a link that has no more for the flows on it, and no link has less. Their size has one id,
+    not just one value: a row is played as it was recorded whatever values it has.
     """
     w.counter[STAMP] += 1
-    n_bytes = c.bytes[w.op[w.added[0]]["cost"]]
+    cost = w.op[w.added[0]]["cost"]
     for i in range(w.count[N_ADDED]):
         op = w.added[i]
-        if c.bytes[w.op[op]["cost"]] != n_bytes:
+        if w.op[op]["cost"] != cost:
             return 0.0
         for p in range(w.op[op]["route"], w.op[op + 1]["route"]):
             b = w.link[g.route_indices[p]]
@@ -155,7 +156,7 @@ def _common_share(g, c, w):
 @kernel
 def _begin_crowd(g, c, w, at, now_s):
     """Let the flows in ``w.added`` move as a crowd, if they are one."""
-    rate = _common_share(g, c, w)
+    rate = _common_share(g, w)
     if rate == 0.0:
         return False
     op = w.added[0]
