@@ -70,6 +70,17 @@ def test_by_hand(name):
     assert tape.w.counter[N_SOLVES] == n_solves
 
 
+@pytest.mark.parametrize("n_bytes", [6.6, 6.0])
+def test_what_is_a_crowd_does_not_depend_on_the_row(n_bytes):
+    """Three flows of equal sizes, which are three sizes: a row in which they differ ends as it would by itself."""
+    load = workload([flow([1], 6), flow([0, 1], 6), flow([0], 6), flow([1], 1, 0.1)], bw=[1.7, 1.7])
+    tape, costs = recorded(load)
+    amount = costs.bytes.copy()
+    amount[2] = n_bytes
+    changed = costs._replace(duration_s=amount, bytes=amount)
+    np.testing.assert_array_equal(tape.play(changed), tape.simulate(changed))
+
+
 @st.composite
 def collectives(draw):
     """Flows between ports, alike and at one instant mostly, again and again; and some that come when they like."""

@@ -118,7 +118,7 @@ LINK = np.dtype(
         ("n_mates", np.uint32),  # how many of these; during a solution, those outside the affected set
         ("n_updates", np.uint16),  # changes of ``used`` since it was summed
         ("is_changed", np.uint16),  # whether it is listed in ``changed``
-        ("stamp", np.uint32),  # last solution that looked at it
+        ("stamp", np.uint32),  # last solution, or look for a crowd, that it was part of
         ("open_pos", np.uint32),  # place in the heap of open links
     ]
 )
@@ -225,7 +225,7 @@ class Costs(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """What a record of `OP` points into, with unsigned indices; few arrays, for the sake of compilation."""
+    """What a record of `OP` points into, with unsigned indices."""
 
     succ_indices: NDArray[np.uint32]
     route_indices: NDArray[np.uint32]
@@ -238,10 +238,8 @@ class Workspace(NamedTuple):
 
     What has an event to come has a slot until then, ops with the same event share one, so what is looked at all the
     time stays small however long the graph. A simulation that ends with OK leaves everything clean for the next row
-    of its graph; after a failure make another. Stamps count rate solutions and stay below 2**32 for any number of
-    rows that one workspace is used for.
-
-    The fewer arrays, the sooner all is compiled: every function that is passed a workspace is passed all of them.
+    of its graph; after a failure make another. Stamps count rate solutions and crowds looked for; they stay below
+    2**32 for any number of rows that one workspace is used for.
     """
 
     entries: Entries

@@ -79,7 +79,7 @@ def _has_route_of(g, w, op, other):
 
 @kernel
 def _leave_chain(c, w, r, op):
-    """Let a flow that is alone so far have a slot of its own: it leaves its chain, at the rate and end it has."""
+    """Let a flow have a slot of its own: it leaves its chain, if it is in one, at the rate and end it has."""
     slot = w.member[op]["slot"]
     if slot >= SHARING:
         w.member[op]["slot"] = SHARING  # it has just come, and gets its slot with the other new ones
@@ -164,14 +164,16 @@ def _is_crowded(w, op):
 @kernel
 def _disperse(g, c, w, r, op):
     """Let the flows of the bundle with ``op`` at its head, or of its crowd, be listed."""
+    last = op
     if _is_crowded(w, op):
         f = w.slot[w.member[op]["slot"]]
         op, last = f["op"], f["last"]
-        while op != last:
-            after = w.member[op]["after"]
-            _disperse_bundle(g, c, w, r, op)
-            op = after
-    _disperse_bundle(g, c, w, r, op)
+    while True:
+        after = w.member[op]["after"]
+        _disperse_bundle(g, c, w, r, op)
+        if op == last:
+            break
+        op = after
 
 
 @kernel
@@ -189,7 +191,7 @@ def _disperse_bundle(g, c, w, r, op):
 
 @kernel
 def free_links(g, w, op):
-    """Take a lone flow off its links."""
+    """Take a flow that ends with its chain off its links."""
     for at in range(w.op[op]["route"], w.op[op + 1]["route"]):
         w.lone[g.route_indices[at]] = NIL
 

@@ -35,8 +35,8 @@ class Shelf(NamedTuple):
     tape : ndarray of int64, shape (n_tapes, 3)
         In each column something else: the tapes in order, from the one used last on; the row that each was recorded
         from; its instants.
-    at : ndarray of `AT`, shape (n_tapes, n_ops)
-    first, clock, change, before, order : ndarrays of a row for each tape
+    at : ndarray of `AT`, shape (max(n_tapes, 1), n_ops)
+    first, clock, change, before, order : ndarrays, likewise of a row for each tape
         As in `Tape`.
     note, pair, looked_at
         As in `Recorder`, for the row being recorded.
@@ -62,15 +62,15 @@ def make_shelf(g: Graph, n_rows: int) -> Shelf:
     n_ops = len(g.op_kind)
     n_tapes = min(MAX_TAPES, MAX_TAPE_OPS // max(n_ops, 1), n_rows - 1)
     r = make_recorder(g, records=n_tapes > 0)
-    n_rows = max(n_tapes, 1)  # the one that is never recorded on is there, too
+    n = max(n_tapes, 1)  # where there is none, something stands for it
     return Shelf(
         tape=np.tile(np.arange(n_tapes)[:, None], 3),
-        at=np.empty((n_rows, n_ops), AT),
-        first=np.empty((n_rows, len(r.first)), FIRST),
-        clock=np.empty((n_rows, len(r.clock)), CLOCK),
-        change=np.empty((n_rows, len(r.change)), CHANGE),
-        before=np.empty((n_rows, len(r.before)), np.uint32),
-        order=np.empty((n_rows, len(r.first)), np.uint32),
+        at=np.empty((n, n_ops), AT),
+        first=np.empty((n, len(r.first)), FIRST),
+        clock=np.empty((n, len(r.clock)), CLOCK),
+        change=np.empty((n, len(r.change)), CHANGE),
+        before=np.empty((n, len(r.before)), np.uint32),
+        order=np.empty((n, len(r.first)), np.uint32),
         note=r.note,
         pair=r.pair,
         looked_at=r.looked_at,

@@ -110,8 +110,7 @@ def _end_queued(g, c, w, r, head, at):
         if chip != NIL:
             w.chip[chip]["is_busy"] = 0
             touch_chip(w, chip)
-            if w.counter[RECORDS] > 0:
-                w.chip[chip]["freed"] = at
+            w.chip[chip]["freed"] = at
         for p in range(w.op[op]["succ"], w.op[op + 1]["succ"]):
             succ = g.succ_indices[p]
             n_left = w.pred_left[succ] - 1
@@ -312,21 +311,21 @@ def _take_instant(g, c, w, r, now_s):
 def _take_chain(g, c, w, r, slot):
     """End the ops of a chain, or let the flows among them whose latency it is begin to move."""
     f = w.slot[slot]
-    op, last, is_lone, records = f["op"], f["last"], f["kind"] != TIMERS, w.counter[RECORDS] > 0
+    op, last, moves, records = f["op"], f["last"], f["kind"] != TIMERS, w.counter[RECORDS] > 0
     last_kind, last_cost, last_since = 0, NIL, NIL
     n = w.count[N_QUEUE]
     while True:
         after = w.member[op]["after"]
-        if is_lone:
+        if moves:
             ends = w.member[op]["slot"] == slot
             if ends:
                 look_at(g, w, r, op)
                 free_links(g, w, op)
         else:
             ends = w.op[op]["chip"] != NIL or _has_nothing_to_move(c, w, op)
-        if records and (ends or not is_lone):
-            kind, cost = _what_ends(w.op[op], is_lone)
-            since = f["since"] if is_lone else w.at[op]["start"]
+        if records and (ends or not moves):
+            kind, cost = _what_ends(w.op[op], moves)
+            since = f["since"] if moves else w.at[op]["start"]
             if cost != last_cost or kind != last_kind or since != last_since:
                 record_clock(r, w.counter, kind, cost, since, f["rate"])
                 last_kind, last_cost, last_since = kind, cost, since
@@ -341,9 +340,9 @@ def _take_chain(g, c, w, r, slot):
 
 
 @kernel
-def _what_ends(op, is_lone):
+def _what_ends(op, moves):
     """Tell what it is of an op in a chain that ends: kind of clock, and id of its cost."""
-    if is_lone:
+    if moves:
         return TRANSFER, op["cost"]
     if op["chip"] != NIL:
         return DURATION, op["cost"]

@@ -44,7 +44,7 @@ N_COMPARED = 4
 # Room for pairs beyond one an op: small graphs that stand for large ones have many instants.
 MOST_SMALL_PAIRS = 2**15 - 1
 # Places per instant that instants may be moved by, to put them in order.
-MOST_MOVES = 16
+MOST_SLIDES = 16
 # By how much of the time a flow must miss the instant at which its rate changes to be certain not to end there.
 MARGIN = 4 * INSTANT_RTOL
 
@@ -262,7 +262,7 @@ def _put_in_order(tape, instant_s):
         is_one = at_s <= instant_s[order[j - 1]] * (1.0 + INSTANT_RTOL)
         if i > j:
             is_one |= instant_s[order[j + 1]] <= at_s * (1.0 + INSTANT_RTOL)
-        if is_one or n_moves > MOST_MOVES * tape.n_instants:
+        if is_one or n_moves > MOST_SLIDES * tape.n_instants:
             return -1
     return n_moves
 
