@@ -112,18 +112,27 @@ from g5cp_vec import replay
 from g5cp_vec.errors import G5cpError
 
 for capacity in (1e-310, 5e-324):
-    ops = [{"kind": "flow", "route": [0], "bytes": capacity, "lat": 0}] * 3
-    try:
-        replay({"links": [{"bw": capacity}], "chips": 0, "ops": ops, "deps": []})
-    except G5cpError as error:
-        print(error)
+    for lats in ((0, 0, 0), (0, 0.25, 0.5)):
+        ops = [{"kind": "flow", "route": [0], "bytes": capacity, "lat": lat} for lat in lats]
+        try:
+            print(round(replay({"links": [{"bw": capacity}], "chips": 0, "ops": ops, "deps": []}).makespan, 6))
+        except G5cpError as error:
+            print(error)
 """
 
 
 def test_subnormal_shares_do_not_loop_for_ever():
     # A share below the smallest normal float does not fill its link again when multiplied back. In a process of its
     # own, since a kernel that loops cannot be interrupted.
-    subprocess.run([sys.executable, "-c", ENDLESS], check=True, timeout=60, env={**os.environ, "PYTHONPATH": ROOT})
+    env = {**os.environ, "PYTHONPATH": ROOT}
+    done = subprocess.run(
+        [sys.executable, "-c", ENDLESS], check=True, timeout=60, env=env, capture_output=True, text=True
+    )
+    *plain, together, one_by_one = done.stdout.splitlines()
+    assert plain == ["3.0", "3.0"]
+    # A third of the smallest float is nothing, so they never end.
+    assert "ops[" in together
+    assert "ops[" in one_by_one
 
 
 @pytest.mark.parametrize("load", [[], [GOOD], 3, None, True])

@@ -247,7 +247,10 @@ def leave_bundle(g, w, slot):
 
 @kernel
 def set_bundle(g, w, r, op, at, now_s):
-    """Give each flow of the bundle with ``op`` at its head its part of what a lone one would have."""
+    """Give each flow of the bundle with ``op`` at its head its part of what a lone one would have.
+
+    Where that is below the smallest float they never end, which the loop finds when nothing else is left.
+    """
     n = 0
     head = w.member[op]["slot"]
     slot = head
@@ -258,7 +261,7 @@ def set_bundle(g, w, r, op, at, now_s):
     slot = head
     while slot != NIL:
         f = w.slot[slot]
-        if f["rate"] != rate:
+        if f["rate"] != rate or rate == 0.0:
             f["remaining"] -= f["rate"] * (now_s - f["since_s"])
             f["since_s"] = now_s
             f["rate"] = rate
