@@ -22,8 +22,8 @@ import numpy as np
 from g5cp_vec.engine._jit import kernel
 from g5cp_vec.engine.arrays import N_EVENTS, N_PAIRS, NIL, RECORDS
 
-# An odd number without a pattern in its bits, for places in the table of pairs.
-SPREAD = np.uint64(0x9E3779B97F4A7C15)
+# Odd numbers below 2**31, for places in the table of pairs: nothing overflows.
+SPREAD = np.uint64(1_481_765_933), np.uint64(1_284_865_837)
 
 
 @kernel
@@ -46,9 +46,8 @@ def _precedes(r, counter, before, after):
     """Note a pair of instants."""
     if before == after or before == NIL:
         return
-    key = np.uint64(before) << np.uint64(32) | np.uint64(after)
     mask = np.uint64(len(r.pair) - 1)
-    place = (key * SPREAD >> np.uint64(32)) & mask
+    place = (np.uint64(before) * SPREAD[0] + np.uint64(after) * SPREAD[1] >> np.uint64(16)) & mask
     while r.pair[place]["after"] != 0:
         if r.pair[place]["before"] == before and r.pair[place]["after"] == after:
             return
