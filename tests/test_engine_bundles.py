@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from replays import CLEAR_GAP, assert_same, assert_times, compute, flow, workload
 from strategies import TIDY, queues
-from test_engine_tape import Recorded, factors, recorded, scaled
+from tapes import Recorded, assert_played_as_simulated, factors, recorded
 
 from g5cp_vec import replay
 from g5cp_vec.engine.arrays import N_SOLVES
@@ -135,10 +135,4 @@ def test_a_class_of_flows_is_so_many_flows(load, counts):
 @settings(max_examples=200)
 @given(queues(regimes=(TIDY,)) | queues(max_ops=24), st.lists(factors, min_size=1, max_size=4))
 def test_what_is_played_is_what_is_simulated(load, rows):
-    tape, costs = recorded(load)
-    assume(tape.is_whole)
-    for row in rows:
-        changed = scaled(costs, row)
-        played = tape.play(changed)
-        if played is not None:
-            np.testing.assert_array_equal(played, tape.simulate(changed))
+    assert_played_as_simulated(*recorded(load), rows)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from replays import CLEAR_GAP, assert_times, compute, flow, workload
-from test_engine_tape import Recorded, factors, recorded, scaled
+from tapes import Recorded, assert_played_as_simulated, factors, recorded
 
 from g5cp_vec.engine.arrays import N_SOLVES, Costs
 from g5cp_vec.runner.workload import compile_workload
@@ -120,10 +120,4 @@ def test_agrees_with_twin(load):
 @settings(max_examples=200)
 @given(collectives(), st.lists(factors, min_size=1, max_size=4), st.booleans())
 def test_what_is_played_is_what_is_simulated(load, rows, by_size):
-    tape, costs = in_sizes(load) if by_size else recorded(load)
-    assume(tape.is_whole)
-    for row in rows:
-        changed = scaled(costs, row)
-        played = tape.play(changed)
-        if played is not None:
-            np.testing.assert_array_equal(played, tape.simulate(changed))
+    assert_played_as_simulated(*(in_sizes(load) if by_size else recorded(load)), rows)

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from replays import compute, flow, workload
 from strategies import PLAIN, workloads
-from test_engine_tape import recorded, with_amounts
+from tapes import recorded, with_amounts
 
 from g5cp_vec.engine.arrays import Costs
 

@@ -8,91 +8,25 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from replays import compute, flow, workload
 from strategies import TIDY, workloads
+from tapes import Recorded, assert_played_as_simulated, factors, recorded, scaled, with_amounts
 
-from g5cp_vec.engine._jit import kernel
-from g5cp_vec.engine.arrays import N_EVENTS, OK, RECORDS, Costs, make_workspace
-from g5cp_vec.engine.measure import Tags
+from g5cp_vec.engine.arrays import Costs
+from g5cp_vec.engine.measure import no_tags
 from g5cp_vec.engine.playback import MAX_TAPES
-from g5cp_vec.engine.schedule import simulate
-from g5cp_vec.engine.tape import Tape, make_recorder, play
 from g5cp_vec.runner.simulate import run_graph
 from g5cp_vec.runner.workload import compile_workload
-
-
-@kernel(entry=True)
-def _simulate(g, c, w, r, info):
-    return simulate(g, c, w, r, info)
-
-
-@kernel(entry=True)
-def _play(tape, c, instant_s):
-    return play(tape, c, instant_s)
-
-
-class Recorded:
-    """A graph and a tape of one row of costs through it."""
-
-    def __init__(self, graph, costs):
-        self.graph = graph
-        self.w, self.r = make_workspace(graph), make_recorder(graph)
-        self.w.counter[RECORDS] = 1
-        self.times = self.simulate(costs)
-        self.is_whole = self.w.counter[RECORDS] == 1  # unless rates changed too often
-        self.w.counter[RECORDS] = 0
-        self.at = self.w.at.copy()
-        n = int(self.w.counter[N_EVENTS]) + 1
-        self.tape = Tape(n, self.r.first, self.r.clock, self.r.change, self.r.before, np.arange(n, dtype=np.uint32))
-
-    def simulate(self, costs):
-        assert _simulate(self.graph, costs, self.w, self.r, np.zeros(2, np.int64)) == OK
-        return self.w.instant_s[self.w.at["start"]], self.w.instant_s[self.w.at["finish"]]
-
-    def play(self, costs):
-        """Times of every op, None where the tape does not say that they are these."""
-        instant_s = np.zeros(len(self.w.instant_s))
-        if not _play(self.tape, costs, instant_s):
-            return None
-        return instant_s[self.at["start"]], instant_s[self.at["finish"]]
-
-
-def recorded(load):
-    graph, costs = compile_workload(load)
-    return Recorded(graph, costs), costs
-
-
-def scaled(costs, factors):
-    """Costs times a factor for each duration, number of bytes and latency, taken from the list in turn."""
-    n = [len(column) for column in costs[:3]]
-    each = np.resize(np.array(factors, float), sum(n))
-    parts = np.split(each, np.cumsum(n)[:-1])
-    return Costs(*(column * part for column, part in zip(costs[:3], parts, strict=True)), costs.capacity_bytes_per_s)
-
-
-# Nearly 1, where other events come to fall on an instant; plain fractions, where ties are common; and anything.
-factors = st.lists(
-    st.sampled_from([1.0, 1.0, 1e-20, 0.5, 2.0, 1 + 1e-13, 1 - 1e-13, 1 + 1e-12, 1 - 1e-12, 1 + 3e-12, 1 + 1e-9, 1.001])
-    | st.floats(0.5, 2),
-    min_size=1,
-    max_size=12,
-)
 
 
 @settings(max_examples=300)
 @given(workloads(), st.lists(factors, min_size=1, max_size=6))
 def test_what_is_played_is_what_is_simulated(load, rows):
-    tape, costs = recorded(load)
-    assume(tape.is_whole)
-    for row in rows:
-        changed = scaled(costs, row)
-        played = tape.play(changed)
-        if played is not None:
-            np.testing.assert_array_equal(played, tape.simulate(changed))
+    assert_played_as_simulated(*recorded(load), rows)
 
 
 @settings(max_examples=150)
 @given(workloads(regimes=(TIDY,), max_ops=24), st.lists(factors, min_size=1, max_size=6))
 def test_what_is_played_is_what_is_simulated_where_ties_are_common(load, rows):
-    test_what_is_played_is_what_is_simulated.hypothesis.inner_test(load, rows)
+    assert_played_as_simulated(*recorded(load), rows)
 
 
 @given(workloads(), st.integers(-3, 3))
@@ -116,13 +50,6 @@ SHARED = workload(
     bw=[10],
     chips=3,
 )
-
-
-def with_amounts(costs, amounts):
-    """Costs with other seconds or bytes of some ops, every one of which has costs of its own."""
-    amount = costs.bytes.copy()
-    amount[list(amounts)] = list(amounts.values())
-    return Costs(amount, amount, costs.latency_s, costs.capacity_bytes_per_s)
 
 
 def test_by_hand():
@@ -173,9 +100,7 @@ def rows_of(load, seed, n_rows, spread):
     graph, costs = compile_workload(load)
     rng = np.random.default_rng(seed)
     tables = tuple(column * rng.uniform(1 - spread, 1 + spread, (n_rows, len(column))) for column in costs[:3])
-    n_chips = len(graph.chip_indptr) - 1
-    nowhere = np.zeros(n_chips + 1, np.int64), np.zeros(0, np.int32)
-    tags = Tags(np.zeros(len(graph.op_kind), np.int8), *nowhere, *nowhere, False, np.zeros((0, 4), np.int64))
+    tags = no_tags(len(graph.op_kind), len(graph.chip_indptr) - 1)
     return graph, tags, (*tables, np.tile(costs.capacity_bytes_per_s, (n_rows, 1)))
 
 
@@ -211,10 +136,7 @@ def test_rates_that_change_too_often_to_be_recorded():
     """Each of forty ends changes the rates of all that are left: more changes than a tape holds."""
     load = workload([flow([0], 1 + i) for i in range(40)], bw=[1])
     graph, tags, tables = rows_of(load, 0, 4, 0.0)
-    r, w = make_recorder(graph), make_workspace(graph)
-    w.counter[RECORDS] = 1
-    assert _simulate(graph, Costs(*(table[0] for table in tables)), w, r, np.zeros(2, np.int64)) == OK
-    assert w.counter[RECORDS] == 0
+    assert not Recorded(graph, Costs(*(table[0] for table in tables))).is_whole
     times_s = run_graph(graph, tags, tables, keep_times=True)[3].times_s
     np.testing.assert_allclose(times_s[:, 1, -1], 820)
     np.testing.assert_array_equal(times_s, times_s[:1].repeat(4, axis=0))

@@ -166,7 +166,7 @@ def _lowest_key(w):
 def _fill_at_once(w, share):
     """Freeze all affected flows at the lowest share, if all of them cross a link that has no more and nobody joins.
 
-    That is what happens in a deployment in lockstep. Whether it did; if not, nothing has changed.
+    It takes no heap. Whether it did; if not, nothing has changed.
     """
     n_frozen = 0
     limit = share * (1.0 + TIE_RTOL)

@@ -56,6 +56,12 @@ class Tags(NamedTuple):
     runs: NDArray[np.int64]
 
 
+def no_tags(n_ops: int, n_chips: int) -> Tags:
+    """Return the tags of a graph that does not say which chips its flows join, and repeats nothing."""
+    nowhere = np.zeros(n_chips + 1, np.int64), np.zeros(0, np.int32)
+    return Tags(np.zeros(n_ops, np.int8), *nowhere, *nowhere, False, np.zeros((0, 4), np.int64))
+
+
 def make_scratch(g: Graph, t: Tags) -> NDArray[np.float64]:
     """Return scratch for `measure`: room for the most intervals that it gathers for one chip."""
     n_flows = np.diff(t.leave_indptr) + np.diff(t.arrive_indptr)

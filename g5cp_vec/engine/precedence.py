@@ -8,8 +8,8 @@ something in common keep their order, every one of them finds what it found, and
 Noted are, as pairs of instants,
 
 * that an op's predecessors end before it starts,
-* that a chip becomes free before it waits, that nothing which it would have taken is ready before it is taken, and
-  nothing at all while it waits,
+* that a chip is free before an op for which it has waited, that no other op is ready while it waits, and that one
+  which comes before the op that it starts in its order is not ready before that starts,
 * the order in which a link is looked at.
 
 An instant and those since which its clocks run need no pair.

@@ -16,7 +16,7 @@ from g5cp_vec.cost.rows import CostRows, cost_rows
 from g5cp_vec.engine._jit import CACHE_DIR, compiling, is_compiled, mark_used
 from g5cp_vec.engine.arrays import Graph
 from g5cp_vec.engine.csr import drop_repeated, group_by
-from g5cp_vec.engine.measure import Tags
+from g5cp_vec.engine.measure import no_tags
 from g5cp_vec.errors import ConfigError
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.network import build_network
@@ -78,11 +78,10 @@ def _structures_beside() -> Iterator[None]:
 
 def _simulate_nothing() -> None:
     """Compile the simulation, with a graph of no ops, which takes no other kernel to build."""
-    i8, i32, i64, f64 = np.zeros(0, np.int8), np.zeros(0, np.int32), np.zeros((0, 4), np.int64), np.zeros(0)
+    i8, i32, f64 = np.zeros(0, np.int8), np.zeros(0, np.int32), np.zeros(0)
     indptr = np.zeros(1, np.int64)
     graph = Graph(i8, i32, i32, i32, i32, indptr, i32, indptr, i32, f64, i32, indptr, i32, i32, i32)
-    tags = Tags(i8, indptr, i32, indptr, i32, False, i64)
-    run_graph(graph, tags, (np.zeros((1, 0)),) * 4)
+    run_graph(graph, no_tags(0, 0), (np.zeros((1, 0)),) * 4)
 
 
 def compile_structures() -> tuple[Template, CostRows]:

@@ -15,7 +15,7 @@ from g5cp_vec.config._files import describe
 from g5cp_vec.config._text import MOST_TABLE_BYTES, read_json_text, read_text
 from g5cp_vec.engine.arrays import COMPUTE, FLOW, Costs, Graph
 from g5cp_vec.engine.csr import count_predecessors, drop_repeated, group_by, order_chips
-from g5cp_vec.engine.measure import Tags
+from g5cp_vec.engine.measure import no_tags
 from g5cp_vec.errors import ConfigError
 from g5cp_vec.runner.simulate import run_graph
 from g5cp_vec.runner.status import raise_for_status
@@ -248,10 +248,9 @@ def replay_workload(workload: str | Path | Mapping[str, Any]) -> Replay:
         graph, costs = compile_workload(workload)
         source = "<mapping>"
     n_ops, n_chips = len(graph.op_kind), len(graph.chip_indptr) - 1
-    # A workload does not say which chips its flows join, and repeats nothing that could be left out.
-    nowhere = np.zeros(n_chips + 1, np.int64), np.zeros(0, np.int32)
-    tags = Tags(np.zeros(n_ops, np.int8), *nowhere, *nowhere, False, np.zeros((0, 4), np.int64))
-    _, _, status, times = run_graph(graph, tags, tuple(column[None] for column in costs), keep_times=True)
+    _, _, status, times = run_graph(
+        graph, no_tags(n_ops, n_chips), tuple(column[None] for column in costs), keep_times=True
+    )
     raise_for_status(int(status[0, 0]), status[0, 1:], source)
     start, finish = times.times_s[0]
     return Replay(float(finish.max(initial=0.0)), start, finish)
