@@ -23,7 +23,7 @@ from g5cp_vec.config.topology import Ring
 from g5cp_vec.cost.rows import CostRows, cost_rows
 from g5cp_vec.engine.arrays import COMPUTE, FLOW, OK, Costs
 from g5cp_vec.engine.csr import count_predecessors
-from g5cp_vec.engine.measure import Tags
+from g5cp_vec.engine.measure import no_tags
 from g5cp_vec.mapping.graph import REASON, OpGraph
 from g5cp_vec.mapping.load import build_load
 from g5cp_vec.mapping.structure import Structure, build_structure
@@ -171,13 +171,7 @@ def chosen_costs(structure: Structure, durations: dict, messages: dict, more: tu
 
 def play(ops: OpGraph, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
     """Start and end of every op under one row of costs."""
-    no_runs = np.zeros((0, 4), np.int64)
-    tags = Tags(
-        np.zeros(len(ops.op_reason), np.int8),
-        *([np.zeros(ops.n_chips + 1, int), np.zeros(0, np.int32)] * 2),
-        False,
-        no_runs,
-    )
+    tags = no_tags(len(ops.op_reason), ops.n_chips)
     _, _, status, times = run_graph(ops.graph, tags, tuple(column[None] for column in costs), keep_times=True)
     assert status[0, 0] == OK
     return tuple(times.times_s[0])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from g5cp_vec import replay
-from g5cp_vec.engine.measure import MAKESPAN_S, Tags
+from g5cp_vec.engine.measure import MAKESPAN_S, no_tags
 from g5cp_vec.runner.simulate import run_graph
 from g5cp_vec.runner.workload import compile_workload
 
@@ -87,8 +87,7 @@ def rows_of(seed, n_rows):
     graph, costs = compile_workload(load_of([rng.uniform(1, 9) for _ in range(6)], ops, deps, chips=3))
     drawn = np.random.default_rng(seed)
     tables = tuple(column * drawn.uniform(0.5, 2.0, (n_rows, len(column))) for column in costs)
-    nothing = np.zeros(4, np.int64), np.zeros(0, np.int32)
-    return graph, Tags(np.zeros(80, np.int8), *nothing, *nothing, False, np.zeros((0, 4), np.int64)), tables
+    return graph, no_tags(80, 3), tables
 
 
 def test_rows_leave_nothing_to_the_next():

@@ -247,10 +247,8 @@ def replay_workload(workload: str | Path | Mapping[str, Any]) -> Replay:
     else:
         graph, costs = compile_workload(workload)
         source = "<mapping>"
-    n_ops, n_chips = len(graph.op_kind), len(graph.chip_indptr) - 1
-    _, _, status, times = run_graph(
-        graph, no_tags(n_ops, n_chips), tuple(column[None] for column in costs), keep_times=True
-    )
+    tags = no_tags(len(graph.op_kind), len(graph.chip_indptr) - 1)
+    _, _, status, times = run_graph(graph, tags, tuple(column[None] for column in costs), keep_times=True)
     raise_for_status(int(status[0, 0]), status[0, 1:], source)
     start, finish = times.times_s[0]
     return Replay(float(finish.max(initial=0.0)), start, finish)
