@@ -28,7 +28,7 @@ CASES = {
         {4: 1.1, 5: 1.1, 6: 1.1}, True,
     ),
     "an op waits for both": (
-        workload([compute(0, 2), compute(1, 3), compute(2, 1)], deps=[(0, 2), (1, 2)], chips=3), {0: 4}, False,
+        workload([compute(0, 2), compute(1, 3), compute(2, 1)], deps=[(0, 2), (1, 2)], chips=3), {0: 4.5}, False,
     ),
     "an op waits for two, and for a later third": (
         workload(
